@@ -124,8 +124,10 @@ class TailAverage(_Average):
 
     def rate(self, t): return 1/(t+1)
 
-# %% ../nbs/09_tricks.ipynb #b6e332a0
-def constant(t, steps): return 1.
+# %% ../nbs/09_tricks.ipynb #c111272f
+def constant(t, steps):
+    "Stay where it is."
+    return 1.
 
 def linear(t, steps, warmup=0, floor=0.):
     "Go down to `floor` along a line, after a linear warm-up."
