@@ -1,0 +1,197 @@
+"""The longer experiments of notebook 08: one JSON line per finished run, appended to runs/; what is recorded is skipped.
+
+    python tools/sweep_scaling.py grid      accuracy over batch size and steps at eps = 3, learning rate tuned for each
+    python tools/sweep_scaling.py rules     the best learning rate at each batch size, with and without noise
+    python tools/sweep_scaling.py papernot  batch 256 x 40 epochs against 1024 x 7, Papernot et al. 2021
+    python tools/sweep_scaling.py signal    signal and noise of one gradient, over batch size and training
+
+Call it again until it says that nothing is left; `--minutes` says when to stop starting new runs.
+"""
+import argparse
+import json
+import platform
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from dp_course.accounting import PrivacyPlan, epsilon  # noqa: E402
+from dp_course.data import best_available  # noqa: E402
+from dp_course.dpsgd import FlatClip, Trainer  # noqa: E402
+from dp_course.gradients import fast_grad_sum  # noqa: E402
+from dp_course.models import papernot_cnn  # noqa: E402
+
+RECORD = ROOT/"runs/2026-11-21-sweep-scaling.jsonl"
+KEY = ("part", "split", "model", "n", "batch_size", "steps", "planned", "lr", "noise", "seed")
+DELTA = 1e-5
+
+
+def small_fashion(n=12_000, split="val"):
+    "n training images of 14x14 pixels; 'val': tested on 5,000 other training images, 'test': on the real test set."
+    data = best_available("fashion", "digits")
+    if data.name.startswith("digits"): return data.split(300) if split == "val" else data
+    i = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))
+    def small(x): return nn.functional.avg_pool2d(data.normalize(x), 2)
+    x, y = data.train_x, data.train_y
+    other = (x[i[-5000:]], y[i[-5000:]]) if split == "val" else (data.test_x, data.test_y)
+    return replace(data, train_x=small(x[i[:n]]), train_y=y[i[:n]], test_x=small(other[0]), test_y=other[1])
+
+
+def mlp(seed, pixels=196):
+    "6,634 parameters on 14x14 pixels: the smallest network with a hidden layer that is any good here."
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+def cnn(seed):
+    torch.manual_seed(seed)
+    return papernot_cnn(16, "tanh")
+
+
+class Silent:
+    "A plan without noise, and so without privacy, for comparison."
+    accountant, eps, delta, sigma = PrivacyPlan.accountant, float("inf"), DELTA, 0.
+    def __init__(self, n, batch_size, steps): self.n, self.batch_size, self.steps, self.q = n, batch_size, steps, batch_size/n
+
+
+def seen():
+    "Keys of the runs that are recorded."
+    if not RECORD.exists(): return set()
+    return {tuple(r.get(k) for k in KEY) for r in map(json.loads, RECORD.read_text().splitlines())}
+
+
+def write(row):
+    row |= {"torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads()}
+    with open(RECORD, "a") as f: f.write(json.dumps(row) + "\n")
+    print({k: row[k] for k in (*KEY, "accuracy", "seconds") if k in row}, flush=True)
+
+
+def describe(part, split, data, name, model, plan, steps, lr, momentum, clip, seed):
+    "Everything that says which run this is."
+    return {"part": part, "split": split, "data": data.name, "model": name,
+            "parameters": sum(p.numel() for p in model.parameters()), "n": plan.n, "batch_size": plan.batch_size,
+            "q": plan.q, "steps": steps, "planned": plan.steps, "epochs": steps*plan.q, "sigma": plan.sigma,
+            "noise": plan.sigma > 0, "target_eps": plan.eps if plan.sigma else None, "delta": plan.delta, "lr": lr,
+            "momentum": momentum, "max_norm": clip.max_norm, "seed": seed, "tested_on": len(data.test_x)}
+
+
+def train(part, split, data, name, make, plan, lr, seed, *, momentum=0., max_norm=1., steps=None, deadline=None, keep=None):
+    "Train once and record it, unless that is done; False if the time was up before (then a checkpoint is kept)."
+    model, clip, steps = make(seed), FlatClip(max_norm), steps or plan.steps
+    row = describe(part, split, data, name, model, plan, steps, lr, momentum, clip, seed)
+    if tuple(row.get(k) for k in KEY) in seen(): return True
+    if deadline and time.time() > deadline: return False
+    trainer = Trainer(model, data, plan, engine=fast_grad_sum, clip=clip, seed=seed, micro_batch=512 if name == "cnn" else None,
+                      optimizer=partial(torch.optim.SGD, lr=lr, momentum=momentum))
+    began, before = time.time(), 0.
+    if keep and keep.exists():
+        trainer.load(keep)
+        before = json.loads(keep.with_suffix(".json").read_text())
+    while trainer.t < steps:
+        trainer.fit(min(20, steps - trainer.t))
+        if keep and time.time() > deadline:
+            trainer.save(keep)
+            keep.with_suffix(".json").write_text(json.dumps(before + time.time() - began))
+            return False
+    eps = trainer.epsilon() if plan.sigma else None
+    write(row | {"eps": eps, "accuracy": trainer.evaluate(), "seconds": round(before + time.time() - began, 2)})
+    if keep:
+        for p in keep.parent.glob(f"{keep.stem}.*"): p.unlink()
+    return True
+
+
+N, EPS = 12_000, 3.
+BATCHES = (64, 256, 1024, 4096)
+STEPS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+LRS = (.125, .25, .5, 1., 2., 4., 8., 16.)
+
+
+def best_lr(rows):
+    "The learning rate with the best mean validation accuracy."
+    by = {}
+    for r in rows: by.setdefault(r["lr"], []).append(r["accuracy"])
+    return max(by, key=lambda lr: sum(by[lr])/len(by[lr]))
+
+
+def rows(**wanted):
+    "Recorded runs with these values."
+    found = map(json.loads, RECORD.read_text().splitlines()) if RECORD.exists() else ()
+    return [r for r in found if all(r.get(k) == v for k, v in wanted.items())]
+
+
+def grid(deadline, keep):
+    "Tune the learning rate on validation in every cell, then three seeds at the best one, on the test set."
+    val, test = small_fashion(N, "val"), small_fashion(N, "test")
+    for batch_size, steps in product(BATCHES, STEPS):
+        if batch_size*steps > 2**21 or batch_size*steps < 2**11: continue
+        plan = PrivacyPlan(N, batch_size, steps, EPS, DELTA)
+        if not all(train("grid", "val", val, "mlp", mlp, plan, lr, 100, deadline=deadline) for lr in LRS): return False
+        lr = best_lr(rows(part="grid", split="val", batch_size=batch_size, steps=steps))
+        if not all(train("grid", "test", test, "mlp", mlp, plan, lr, seed, deadline=deadline) for seed in range(3)): return False
+    return True
+
+
+def rules(deadline, keep, epochs=16):
+    "Validation accuracy against learning rate at each batch size, epochs fixed; with noise at eps = 3, and without."
+    val = small_fashion(N, "val")
+    for batch_size in BATCHES:
+        steps = round(epochs*N/batch_size)
+        for plan in (PrivacyPlan(N, batch_size, steps, EPS, DELTA), Silent(N, batch_size, steps)):
+            for lr, seed in product([2.**k for k in range(-5, 6)], range(2)):
+                if not train("rules", "val", val, "mlp", mlp, plan, lr, 200+seed, deadline=deadline): return False
+    return True
+
+
+def papernot(deadline, keep):
+    "Tune on 5,000 held-out images (256 x 40: on its first 8 epochs, at its final noise), then three seeds each."
+    data = best_available("fashion", "digits")
+    val, budget = data.split(5000), 2.7
+    for batch_size, epochs, short, lrs in ((1024, 7, 7, (.5, 1., 2., 4., 8.)), (256, 40, 8, (.25, .5, 1., 2.))):
+        def plan(n): return PrivacyPlan(n, batch_size, round(epochs*n/batch_size), budget, DELTA)
+        tune, final = plan(55_000), plan(60_000)
+        kw = dict(momentum=.9, max_norm=.1, deadline=deadline)
+        for lr in lrs:
+            if not train("papernot", "val", val, "cnn", cnn, tune, lr, 100, steps=round(short*55_000/batch_size), **kw): return False
+        lr = best_lr(rows(part="papernot", split="val", batch_size=batch_size))
+        for seed in range(3):
+            at = keep/f"papernot-{batch_size}-{lr:g}-{seed}.checkpoint"
+            if not train("papernot", "test", data, "cnn", cnn, final, lr, seed, keep=at, **kw): return False
+    return True
+
+
+def signal(deadline, keep):
+    "Measure a clipped gradient's signal and noise before, during and after the 1024 x 7 run."
+    from dp_course.scaling import nonprivate_signal_noise
+    data = best_available("fashion", "digits")
+    plan = PrivacyPlan(60_000, 1024, round(7*60_000/1024), 2.7, DELTA)
+    trainer = Trainer(cnn(0), data, plan, engine=fast_grad_sum, clip=FlatClip(.1), seed=0, micro_batch=512,
+                      optimizer=partial(torch.optim.SGD, lr=2., momentum=.9))
+    done = {r["steps"] for r in rows(part="signal")}
+    for steps in (0, 59, plan.steps):
+        trainer.fit(steps - trainer.t)
+        if steps in done: continue
+        began, x, y = time.time(), data.train_x, data.train_y
+        found = nonprivate_signal_noise(trainer.model, data, clip=trainer.clip, engine=fast_grad_sum, batch_sizes=[4**k for k in (4, 5, 6, 7)],
+                                        draws=4, generator=torch.Generator().manual_seed(0))
+        row = describe("signal", "train (nonprivate)", data, "cnn", trainer.model, plan, steps, 2., .9, trainer.clip, 0)
+        for r in found: write(row | r | {"accuracy": trainer.evaluate(), "seconds": round(time.time()-began, 2)})
+        if time.time() > deadline: return False
+    return True
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["grid", "rules", "papernot", "signal"])
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after this time")
+    parser.add_argument("--keep", type=Path, default=ROOT/"out", help="folder for the checkpoint of a long run")
+    args = parser.parse_args()
+    args.keep.mkdir(exist_ok=True)
+    done = globals()[args.part](time.time() + 60*args.minutes, args.keep)
+    print("nothing is left" if done else "more is left: call it again")
