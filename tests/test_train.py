@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import dp_course.processes as processes
 from dp_course.accounting import PLDAccountant, RDPAccountant
 from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
-from dp_course.records import Config, Record, composed_epsilon, load_runs, mean_std, read_record
+from dp_course.processes import load_checkpoint, save_checkpoint
+from dp_course.records import Config, Record, composed_epsilon, foretell, load_runs, mean_std, read_record
 from dp_course.train import OPTIONS, PRESETS, load_data, lr_at, main, make_config, make_plan, make_trainer, parse, run
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
@@ -50,6 +52,12 @@ def whole(tmp_path_factory):
     done = dp_train("digits-eps3-fast", "--seed", 3, "--out", out)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
+
+
+@pytest.fixture(scope="module")
+def no_data(tmp_path_factory):
+    "A folder without data, in which the features of the digits are kept once they are made."
+    return str(tmp_path_factory.mktemp("no_data"))
 
 
 # ---- what a newcomer sees
@@ -143,9 +151,22 @@ def test_the_plans_of_the_report_are_the_ones_that_really_ran():
         plan = make_plan(make_config(name), 50_000)
         assert plan.q == pytest.approx(q, rel=1e-12) and plan.steps == steps
         assert .99*printed < plan.sigma < printed
-    plan = make_plan(make_config("resnet20-eps3"), 50_000)
-    assert (plan.batch_size, plan.steps, plan.eps, plan.delta) == (4096, 610, 3., 1e-5)
-    assert make_config("report-4096").pixel_std == (.2023, .1994, .2010)
+        c = make_config(name)
+        assert (c.views, c.ema, c.pixel_std) == (0, 0, (.2023, .1994, .2010)), "the report had no views and no average"
+
+
+def test_the_recipes_of_our_own_runs():
+    # FACTS: sigma by PLD at eps = 3 is 3.715 for (B 4096, T 1000) and 4.445 for (8192, 360)
+    for name, size, steps, sigma in (("resnet20-eps3", 4096, 1000, 3.715), ("wrn16-4-eps3", 4096, 1000, 3.715), ("scatter-linear-eps3", 8192, 360, 4.445),
+                                     ("scatter-cnn-eps3", 8192, 360, 4.445)):
+        c = make_config(name)
+        plan = make_plan(c, 50_000)
+        assert (plan.batch_size, plan.steps, plan.eps, plan.delta) == (size, steps, 3., 1e-5) and abs(plan.sigma - sigma) < .002
+        assert (c.views, c.ema, c.lr, c.momentum) == ((16, .999, 2., 0.) if size == 4096 else (0, 0, c.lr, .9))
+    assert make_plan(make_config("wrn40-4-eps8"), 50_000).steps == 2000
+    for family, budgets in (("resnet20", (1, 2, 3, 5, 8)), ("scatter-linear", (1, 2, 2.38, 3, 5, 8))):
+        for eps in budgets: assert replace(make_config(f"{family}-eps{eps}"), preset="", about="", eps=3.) == replace(
+            make_config(f"{family}-eps3"), preset="", about="")
 
 
 def test_the_learning_rate_is_a_function_of_the_step():
@@ -154,10 +175,12 @@ def test_the_learning_rate_is_a_function_of_the_step():
     assert lr_at(replace(c, schedule="constant"), 3, 4) == 2.
 
 
-@pytest.mark.parametrize("name", ["digits-eps3-fast", "resnet20-eps3-fast", "report-v1-fast"])
-def test_every_kind_of_miniature_takes_a_step(name):
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("-fast")])
+def test_every_miniature_takes_a_step(name, no_data, monkeypatch):
+    monkeypatch.setenv("DP_COURSE_DATA", no_data)
     c = replace(make_config(name), batch_size=8)
     trainer = make_trainer(c, load_data(c), seed=0)
+    assert len(trainer.callbacks) == bool(c.ema) and (trainer.augment is not None) == bool(c.views)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     trainer.step()
     moved = [k for k, v in trainer.model.named_parameters() if not torch.equal(before[k], v)]
@@ -188,7 +211,8 @@ def test_the_record_holds_everything(whole):
     assert end["kind"] == "end" and end["finished"] and end["step"] == 6 and end["delta"] == 1e-5
     assert end["test_accuracy"] == rows[-1]["test_accuracy"]  # of the last step, not the best
     for k in ("seconds", "seconds_per_step", "images_per_second", "peak_memory_mb"): assert end[k] > 0
-    assert end["tuning_runs"] == start["config"]["tuning_runs"]
+    assert end["tuning_runs"] == start["config"]["tuning_runs"] and start["processes"] == 1
+    assert end["classes"] == list("0123456789") and sum(end["class_accuracy"])/10 == pytest.approx(end["test_accuracy"], abs=1e-6)  # 36 of each
     plan = start["plan"]
     pld = PLDAccountant().step(plan["q"], plan["sigma"], 6).epsilon(1e-5)
     rdp = RDPAccountant().step(plan["q"], plan["sigma"], 6).epsilon(1e-5)
@@ -250,6 +274,159 @@ def test_validation_comes_out_of_the_training_set():
     rows = {bytes(x.flatten().tolist()) for x in data.train_x}
     assert len(held.train_x) == 1237 and all(bytes(x.flatten().tolist()) in rows for x in held.test_x)
     assert "validation" in held.name
+
+
+# ---- views and averages
+
+def test_a_view_is_one_example_and_micro_batches_shrink():
+    c = make_config("digits-eps3-fast", micro_batch=32, views=4, crop=1, batch_size=32)
+    trainer = make_trainer(c, load_data(c), seed=0)
+    seen, engine = [], trainer.engine
+    trainer.engine = lambda model, loss_fn, x, y, clip: seen.append(x.shape) or engine(model, loss_fn, x, y, clip)
+    trainer.step()
+    assert all(s[1:] == (4, 1, 8, 8) and s[0] <= 8 for s in seen) and trainer.plan.batch_size == 32
+    assert 10 < sum(s[0] for s in seen) < 60  # examples, as the plan counts them; 32 +- 5 are expected: 5 standard deviations
+    for more, micro_batch in (({}, 64), ({"micro_batch": 2}, 1), ({"views": 0}, 1024)):
+        more = {"views": 16, "micro_batch": 1024, **more}
+        assert make_trainer(replace(c, **more), load_data(c), seed=0).micro_batch == micro_batch
+
+
+def test_the_average_is_tested_and_released(tmp_path):
+    c = make_config("digits-eps3-fast", ema=.9, epochs=4)
+    end = run(c, out=tmp_path, seed=0, say=lambda s: None)
+    data = load_data(c)
+    trainer = make_trainer(c, data, seed=0)
+    mean = None
+    for t in range(trainer.plan.steps):  # by hand: the mean of all iterates with De et al.'s warm-up
+        for group in trainer.optimizer.param_groups: group["lr"] = lr_at(c, t, trainer.plan.steps)
+        trainer.step()
+        w, decay = trainer.params["5.weight"].detach().double(), min(.9, (1 + t)/(10 + t))
+        mean = w.clone() if mean is None else decay*mean + (1 - decay)*w
+    assert end["accuracy_unaveraged"] == trainer.evaluate()
+    with torch.no_grad(): trainer.params["5.weight"].copy_(mean)
+    released = torch.load(end["paths"]["weights"], weights_only=True)["weights"]
+    assert torch.allclose(released["5.weight"].double(), mean, atol=1e-6)
+    assert not torch.allclose(released["5.weight"].double(), w, atol=1e-3), "the average is not the last iterate"
+    trainer.model.load_state_dict(released)
+    assert end["test_accuracy"] == trainer.evaluate()
+    rows = [r for r in read_record(end["paths"]["record"]) if r["kind"] == "epoch"]
+    assert rows[-1]["accuracy_unaveraged"] == end["accuracy_unaveraged"] and rows[-1]["test_accuracy"] == end["test_accuracy"]
+
+
+def test_views_average_and_momentum_survive_a_stop(tmp_path):
+    c, quiet = make_config("resnet20-eps3-fast", batch_size=4, epochs=4*4/1437), dict(seed=0, say=lambda s: None)
+    c = replace(c, momentum=.9)
+    calm = run(c, out=tmp_path/"calm", **quiet)
+    for steps in (1, 2, None): wild = run(c, out=tmp_path/"wild", steps=steps, resume=steps != 1, **quiet)
+    assert wild["finished"] and wild["accuracy_unaveraged"] == calm["accuracy_unaveraged"]
+    a, b = (torch.load(e["paths"]["weights"], weights_only=True)["weights"] for e in (calm, wild))
+    assert same(a, b)
+
+
+def test_per_class_accuracy_by_hand(whole):
+    end = read_record(only(whole[0], "*.jsonl"))[-1]
+    c = make_config("digits-eps3-fast")
+    trainer = make_trainer(c, load_data(c), seed=3, init_seed=3)
+    trainer.model.load_state_dict(weights(whole[0]))
+    right = (trainer.model(trainer._input(trainer.data.test_x)).argmax(1) == trainer.data.test_y).double()
+    assert end["class_accuracy"] == [round(right[trainer.data.test_y == k].mean().item(), 6) for k in range(10)]
+
+
+def test_features_and_pixels_cannot_be_mixed_up():
+    with pytest.raises(ValueError, match="take features"): make_config("digits-eps3", features="scatter")
+    with pytest.raises(ValueError, match="take features"): make_config("scatter-linear-eps3", features="")
+    assert "dp_course.scattering" not in subprocess.run(
+        [sys.executable, "-c", "import sys, dp_course.train; print(*sys.modules)"], capture_output=True, text=True, env=ENV).stdout
+
+
+def test_a_slow_run_says_how_long_it_will_take():
+    said = []
+    foretell(.01, 100, said.append); assert not said
+    foretell(4., 100, said.append); foretell(30., 1000, said.append)
+    assert "about 4 s" in said[0] and "7 minutes" in said[0] and "8 hours" in said[1]
+
+
+# ---- checkpoints that travel
+
+def small(ema=.9):
+    "A trainer with momentum and an average, whose checkpoint is cut into several parts at 20,000 bytes."
+    c = make_config("digits-eps3-fast", ema=ema)
+    return make_trainer(c, load_data(c), seed=0)
+
+
+SIZE = 20_000
+
+
+def test_checkpoints_are_as_small_as_promised(tmp_path):
+    for name, most, parts in (("resnet20-eps3-fast", 8e6, 0), ("wrn16-4-eps3-fast", 40e6, 3)):
+        c = replace(make_config(name), batch_size=2, views=1, momentum=.9)
+        trainer = make_trainer(c, load_data(c), seed=0)
+        for _ in range(2): trainer.step(); save_checkpoint(trainer, tmp_path/"c.checkpoint")
+        assert trainer.optimizer.state and trainer.callbacks[0].weights
+        files = [p for p in tmp_path.iterdir() if p.name != "c.checkpoint.prev"]
+        named = torch.load(tmp_path/"c.checkpoint", weights_only=True).get("parts", {})
+        now = [p for p in files if p.name in (*named, "c.checkpoint")]
+        assert len(now) == parts + 1 and len(files) == 2*parts + 1, "this one and the one before, no leftovers"
+        assert sum(p.stat().st_size for p in now) <= most and all(p.stat().st_size < 15e6 for p in files)
+        for p in tmp_path.iterdir(): p.unlink()
+
+
+def test_a_checkpoint_in_parts_loads_or_says_what_is_wrong(tmp_path):
+    trainer, path = small(), tmp_path/"c.checkpoint"
+    for t in range(3):
+        trainer.step()
+        save_checkpoint(trainer, path, SIZE)
+    names = list(torch.load(path, weights_only=True)["parts"])
+    assert len(names) > 2 and len(list(tmp_path.iterdir())) == 2*len(names) + 2
+    for p in tmp_path.iterdir(): assert p.stat().st_size <= SIZE and p.stat().st_mode & 0o77 == 0, "private: it holds the secret seed"
+    other = load_checkpoint(small(), path)
+    assert other.t == 3 and same(other.model.state_dict(), trainer.model.state_dict()) and same(other.callbacks[0].weights, trainer.callbacks[0].weights)
+    assert load_checkpoint(small(), Path(f"{path}.prev")).t == 2
+    for i, (damage, word) in enumerate(((lambda p: p.unlink(), "missing"), (lambda p: p.write_bytes(p.read_bytes()[:-1]), "altered or cut short"),
+                                        (lambda p: p.write_bytes(p.read_bytes()[::-1]), "altered or cut short"))):
+        victim = tmp_path/names[i]
+        content = victim.read_bytes()
+        damage(victim)
+        with pytest.raises(ValueError, match=rf"c.checkpoint is not whole: {re.escape(victim.name)} is {word}; the one before it is .*c.checkpoint.prev"):
+            load_checkpoint(small(), path)
+        assert load_checkpoint(small(), Path(f"{path}.prev")).t == 2
+        victim.write_bytes(content)
+    assert load_checkpoint(small(), path).t == 3
+    with pytest.raises(ValueError, match="c.checkpoint is a checkpoint of another run"): load_checkpoint(small(ema=0), path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="truncated or foreign"): load_checkpoint(small(), path)
+    assert not list(tmp_path.glob("*joined*"))
+
+
+def test_a_set_that_was_never_finished_changes_nothing(tmp_path, monkeypatch):
+    trainer, path = small().step(), tmp_path/"c.checkpoint"
+    save_checkpoint(trainer, path, SIZE)
+    parts = len(torch.load(path, weights_only=True)["parts"])
+    trainer.step()
+    def stop(*args): raise KeyboardInterrupt
+    for stage in range(parts + 1):  # the crash comes before the first part, the second, ..., the index
+        written = []
+        def crash(name, content, real=processes._write_private):
+            if len(written) == stage: stop()
+            written.append(name); real(name, content)
+        monkeypatch.setattr(processes, "_write_private", crash)
+        if stage >= parts: monkeypatch.setattr(processes, "save_atomic", stop)
+        with pytest.raises(KeyboardInterrupt): save_checkpoint(trainer, path, SIZE)
+        monkeypatch.undo()
+        assert load_checkpoint(small(), path).t == 1
+    save_checkpoint(trainer, path, SIZE)
+    assert parts > 2 and load_checkpoint(small(), path).t == 2 and len(list(tmp_path.iterdir())) == 2*parts + 2, "no leftovers"
+
+
+def test_a_run_with_parts_is_stopped_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(save_checkpoint, "__defaults__", (SIZE,))
+    c, quiet = make_config("digits-eps3-fast"), dict(seed=0, say=lambda s: None)
+    calm = run(c, out=tmp_path/"calm", **quiet)
+    run(c, out=tmp_path/"wild", steps=1, **quiet)
+    assert len(list((tmp_path/"wild").glob("*.checkpoint.*.[0-9]"))) > 1
+    end = run(c, out=tmp_path/"wild", resume=True, **quiet)
+    assert same(weights(tmp_path/"calm"), weights(tmp_path/"wild")) and end["finished"] and calm["finished"]
+    assert not list(tmp_path.rglob("*.checkpoint*")), "every part held a piece of the secret"
 
 
 # ---- crashes
@@ -362,11 +539,11 @@ def test_the_committed_records_reach_what_is_promised():
 
 def test_resnet20_takes_three_steps_on_real_cifar10(real, tmp_path):
     cifar = real("cifar10")
-    c = replace(make_config("resnet20-eps3"), batch_size=32, micro_batch=16, epochs=3*32/2000)
+    c = replace(make_config("resnet20-eps3"), batch_size=8, micro_batch=16, views=2, epochs=3*8/2000, momentum=.9)
     data = replace(cifar, train_x=cifar.train_x[:2000], train_y=cifar.train_y[:2000], test_x=cifar.test_x[:64], test_y=cifar.test_y[:64])
     trainer = make_trainer(c, data, seed=0)
     for _ in range(3): trainer.step()
     assert len(cifar.train_x) == 50_000 and trainer.t == trainer.plan.steps == 3 and 0 < trainer.epsilon() <= 3
     assert all(p.isfinite().all() for p in trainer.model.parameters()) and 0 <= trainer.evaluate() <= 1
-    trainer.save(tmp_path/"c")
-    assert (tmp_path/"c").stat().st_size < 8e6
+    save_checkpoint(trainer, tmp_path/"c")
+    assert (tmp_path/"c").stat().st_size < 8e6 and len(list(tmp_path.iterdir())) == 1
