@@ -52,7 +52,7 @@ def distinct(records):
         kept.setdefault((settings(r), str(who)), r)
     return list(kept.values())
 
-# %% ../nbs/10_results.ipynb #f6e90bfd
+# %% ../nbs/10_results.ipynb #cbdbb41e
 _spent = lru_cache(maxsize=None)(epsilon)
 
 def verify(record):  # the record, if it holds water
@@ -62,7 +62,7 @@ def verify(record):  # the record, if it holds water
     name, q = f"{start['preset']}, seed {start['seed']}", plan["batch_size"]/plan["n"]
     for key, accountant in (("eps_pld", PLDAccountant), ("eps_rdp", RDPAccountant)):
         eps = _spent(q, plan["sigma"], end["step"], plan["delta"], accountant)
-        if end[key] < .999*eps:
+        if not end[key] >= .999*eps:
             raise ValueError(f"{name}: {key} is {end[key]:.4g}, but its plan spends {eps:.4g}: don't use it")
     if end["eps_pld"] > 1.001*plan["eps"] or end["step"] > plan["steps"] or end["delta"] != plan["delta"]:
         raise ValueError(f"{name}: spent more than its plan of eps {plan['eps']:g}: don't use it")

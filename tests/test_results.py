@@ -117,7 +117,7 @@ def test_no_runs_no_row():
 # ---- what is refused
 
 @pytest.mark.parametrize("where, change, why", [
-    (-1, dict(eps_pld=2.99), "plan spends"), (-1, dict(eps_rdp=3.0), "plan spends"), ("plan", dict(sigma=1.0), "plan spends"),
+    (-1, dict(eps_pld=2.99), "plan spends"), (-1, dict(eps_rdp=3.0), "plan spends"), (-1, dict(eps_pld=math.nan), "plan spends"), ("plan", dict(sigma=1.0), "plan spends"),
     ("plan", dict(batch_size=6000.), "plan spends"), ("plan", dict(eps=2.9), "spent more"), (-1, dict(delta=1e-3), "spent more"),
     (-1, dict(test_accuracy=.6), "last step"), ("plan", dict(steps=19), "spent more")])
 def test_forgeries_are_refused(tmp_path, where, change, why):
