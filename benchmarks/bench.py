@@ -81,22 +81,20 @@ def engine_step(case, device, engine):
 
 
 def opacus_step(case, device, mode):
-    "Opacus' own gradient sample module and clipping, without noise; no views. Its samplers know nn.Conv2d, and WSConv2d is one by class."
-    from opacus import GradSampleModule
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    "Opacus' own gradient sample module and clipping, without noise; no views. The same network: weight standardization goes through its functorch path."
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer
     from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     if CASES[case][3]: raise NotImplementedError("Opacus has no views")
-    model, (x, y) = plain_weights(model_of(case, device)), data(case, device)
+    model, (x, y) = model_of(case, device), data(case, device)
     sgd = torch.optim.SGD(model.parameters(), lr=0.)
     if mode == "ghost":
         wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=1., use_ghost_clipping=True, loss_reduction="mean")
         optimizer = DPOptimizerFastGradientClipping(sgd, noise_multiplier=0., max_grad_norm=1., expected_batch_size=len(x))
         criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(), "mean")
     else:
-        from opacus.grad_sample import GradSampleModule as hooks
-        wrapped = hooks(model, force_functorch=mode == "functorch")
+        wrapped = GradSampleModule(model, force_functorch=mode == "functorch")
         optimizer, criterion = DPOptimizer(sgd, noise_multiplier=0., max_grad_norm=1., expected_batch_size=len(x)), F.cross_entropy
 
     def step():
@@ -106,17 +104,6 @@ def opacus_step(case, device, mode):
         if mode == "ghost": optimizer.accumulate()
         else: optimizer.clip_and_accumulate()
     return step
-
-
-def plain_weights(model):
-    "The same network for Opacus: weight standardization as a child of its own would not be sampled, plain convolutions are."
-    from dp_course.models import WSConv2d
-    for m in model.modules():
-        for n, c in m.named_children():
-            if isinstance(c, WSConv2d):
-                conv = nn.Conv2d(c.in_channels, c.out_channels, c.kernel_size, c.stride, c.padding, bias=c.bias is not None)
-                setattr(m, n, conv.to(c.weight.device))
-    return model
 
 
 def make(case, name, device):
@@ -216,8 +203,8 @@ def main(argv=None):
     names = ["plain SGD", *(a.engines or [*OURS, *OPACUS, *([] if a.quick else ["one at a time"])])]
     rounds = a.rounds or (3 if a.quick else 9)
     result = dict(date=datetime.date.today().isoformat(), machine=machine(), device=a.device, malloc=MALLOC, cases={},
-                  how="median and quartiles of same-round ratios to plain SGD; peak above imports, one process per engine; Opacus runs "
-                      "the same network with nn.Conv2d for WSConv2d, which its samplers would treat as one; its loss is not averaged over views")
+                  how="median and quartiles of same-round ratios to plain SGD; peak above imports, one process per engine; Opacus "
+                      "runs the same network, and its functorch path where it has no rule for a layer (WSConv2d); it has no views")
     for case in cases:
         print(f"{case}: {rounds} rounds of {len(names)} engines ...", flush=True)
         slow = [n for n in names if n == "one at a time" and case != "resnet20-128"]  # the loop is timed once

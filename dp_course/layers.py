@@ -119,6 +119,16 @@ def _add_up(t, b):
     "Add up views and positions: ((k b),c,...) -> (b,c)."
     return t.reshape(len(t)//b, b, t.shape[1], -1).sum((0, 3), dtype=_wide(t.dtype))
 
+def _gram_pays(m, x, y, padding, b):
+    "Is the Gram matrix of the t positions much smaller than the gradient?"
+    # 2 t^2 < p, as in Bu et al. 2022 (arXiv 2205.10683); measured in 06_each_layer
+    p, t = m.weight.numel(), y[0, 0].numel()
+    if len(m.stride) != 2 or m.groups > 1 or len(x) > b: return False  # t counts views, too
+    if isinstance(m, WSConv2d) and m.weight[0].numel() < 16: return False  # little is left of a few
+    if x.dtype.itemsize < 4 or x.is_cuda: return False  # norm and sum would round differently
+    if m.stride == (1, 1): t = x.shape[2]*(x.shape[3] + padding[1])
+    return 2*t*t < p
+
 class ConvWeight:
     "What a convolution's input `x` and output gradient `g` say about each example's gradient."
     def __init__(self, m, x, g, y, padding, b, cfh=None):
@@ -133,9 +143,15 @@ class ConvWeight:
                                                    none, groups, [False, True, False])[1]
 
     def grads(self):  # (b,*weight.shape)
-        "One grouped convolution: the examples become groups, and the backend adds up the views."
-        G = self._backward(_fold(self.g, self.b), _fold(self.x, self.b), self.b*self.m.groups)
-        return G.reshape(self.b, *self.m.weight.shape)
+        "Grouped convolutions: the examples become groups, and the backend adds up the views."
+        w, groups = self.m.weight, self.m.groups
+        n = 1 + 2**21//w.numel()  # examples at a time, about 8 MB: the backend holds three copies for a moment
+        x, g = _fold(self.x, self.b).split(n*w.shape[1]*groups, 1), _fold(self.g, self.b).split(n*len(w), 1)
+        if len(x) == 1: return self._backward(g[0], x[0], self.b*groups).reshape(self.b, *w.shape)
+        G = g[0].new_empty(self.b, *w.shape)
+        for part, xs, gs in zip(G.split(n), x, g):
+            part.copy_(self._backward(gs, xs, len(part)*groups).reshape(part.shape))
+        return G
 
     def unfolded(self):  # ((k b),groups,i*kh*kw,t)
         m = self.m
@@ -149,15 +165,7 @@ class ConvWeight:
         G = torch.einsum("kbgot,kbgft->bgof", g.unflatten(0, (-1, self.b)), U.unflatten(0, (-1, self.b)))
         return G.reshape(self.b, *self.m.weight.shape)
 
-    def gram_pays(self):
-        "Is the Gram matrix of the t positions much smaller than the gradient?"
-        # 2 t^2 < p, as in Bu et al. 2022 (arXiv 2205.10683); measured in 06_each_layer
-        m, p, t = self.m, self.m.weight.numel(), self.g[0, 0].numel()
-        if not self.flat or m.groups > 1 or len(self.x) > self.b: return False  # t counts views, too
-        if self.ws and m.weight[0].numel() < 16: return False  # little is left of a few
-        if self.x.dtype.itemsize < 4 or self.x.is_cuda: return False  # norm and sum would round differently
-        if m.stride == (1, 1): t = self.x.shape[2]*(self.x.shape[3] + self.padding[1])
-        return 2*t*t < p
+    def gram_pays(self): return _gram_pays(self.m, self.x, self.g, self.padding, self.b)
 
     def gram(self):  # (b)
         "Squared norms without gradients."
@@ -176,6 +184,7 @@ class ConvWeight:
         def conv(x, w): return F.conv2d(x, w, None, m.stride, self.padding, m.dilation)
         y = conv(self.x, m.standardized()) if self.y is None else self.y
         bias = 0 if m.bias is None or self.y is None else m.bias*_add_up(self.g, self.b)
+        self.y = None  # the late sum does not need it
         gc = ((self.g*y).sum((2, 3)) - bias)/f.squeeze(1)                  # sum_t y g is <g,w^>, and w^ = f c
         box = conv(self.x.sum(1, keepdim=True), torch.ones_like(m.weight[:1, :1]))
         g1 = torch.einsum("bot,bt->bo", self.g.flatten(2), box.flatten(1))  # filters of ones
@@ -222,17 +231,19 @@ class _Standardized(_Direct):
 class Tap(torch.autograd.Function):
     "Identity on a layer's output; on the way back `rule` sees the layer's input and its output's gradient."
     @staticmethod
-    def forward(ctx, anchor, y, x, m, rule, tape):
+    def forward(ctx, anchor, y, x, m, rule, tape, keep_y=False):
         ctx.save_for_backward(x)
-        ctx.m, ctx.rule, ctx.tape, ctx.y, ctx.version = m, rule, tape, y.detach(), y._version + 1
+        ctx.m, ctx.rule, ctx.tape, ctx.version = m, rule, tape, y._version + 1
+        ctx.y = y.detach() if keep_y else None  # a ReLU keeps its own output, and this one would only cost
         ctx.mark_dirty(y)
         return y
 
     @staticmethod
     def backward(ctx, g):
-        y = ctx.y if ctx.y._version == ctx.version else None  # None: an in-place activation overwrote it
+        y, ctx.y = ctx.y, None  # the graph would hold it until the last layer is done
+        if y is not None and y._version != ctx.version: y = None  # an in-place activation overwrote it
         ctx.rule(ctx.tape, ctx.m, ctx.saved_tensors[0].detach(), g, y)
-        return None, g, None, None, None, None
+        return None, g, *[None]*5
 
 # %% ../nbs/06_each_layer.ipynb #20df7c57
 def _padded(m, x):
@@ -262,7 +273,8 @@ def _conv(tape, m, x):
         w = _const(m.weight if cfh is None else (cfh[0]*cfh[1]).view_as(m.weight), x)
     none = [0]*len(padding)
     y = torch.convolution(x, w, _const(m.bias, x), m.stride, padding, m.dilation, False, none, m.groups)
-    return Tap.apply(tape.anchor, y, x, m, partial(_conv_back, padding=padding, cfh=cfh), tape)
+    keep_y = cfh is not None and _gram_pays(m, x, y, padding, tape.b)
+    return Tap.apply(tape.anchor, y, x, m, partial(_conv_back, padding=padding, cfh=cfh), tape, keep_y)
 
 # %% ../nbs/06_each_layer.ipynb #c18cd179
 class FoldedGroupNorm(torch.autograd.Function):
