@@ -16,7 +16,7 @@ NOTEBOOKS = sorted((ROOT/"nbs").glob("[0-9i]*.ipynb"))
 MODULES = sorted(p for p in (ROOT/"dp_course").glob("*.py") if not p.name.startswith("_"))
 RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "dp_course"}
 by_name = pytest.mark.parametrize
-APPENDICES = {"06_each_layer", "10_records"}  # they carry machinery that 06 and 10 use: fewer exercises, fewer figures
+APPENDICES = {"06_each_layer", "10_processes", "10_records"}  # they carry machinery that 06 and 10 use: fewer exercises, fewer figures
 SURFACE = {
     "core": "seed_all default_device near check figure",
     "definition": "randomized_response laplace_mechanism gaussian_mechanism hockey_stick gaussian_delta "
@@ -27,6 +27,8 @@ SURFACE = {
     "dpsgd": "FlatClip loop_grad_sum noisy_mean Trainer",
     "models": "WSConv2d resnet20 wrn16_4 wrn40_4 papernot_cnn allconv_cifar",
     "gradients": "hook_grad_sum vmap_grad_sum ghost_grad_sum bookkeeping_grad_sum fast_grad_sum",
+    "clipping": "AdaptiveClip LayerClip ScheduledClip AutoClip split_sigma",
+    "tricks": "views EMA DPAdam",
     "train": "PRESETS main",
 }
 
