@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'views', 'multiplicity', 'swapped', 'EMA', 'TailAverage', 'constant', 'linear', 'cosine', 'step_decay',
-           'Schedule', 'DPAdam', 'NoisyAccuracy', 'Plateau']
+           'Schedule', 'Plateau', 'NoisyAccuracy', 'DPAdam']
 
 # %% ../nbs/09_tricks.ipynb #ac608e88
 import math
@@ -14,18 +14,18 @@ from contextlib import contextmanager
 import torch
 from .dpsgd import step_generator
 
-# %% ../nbs/09_tricks.ipynb #ae9055d7
+# %% ../nbs/09_tricks.ipynb #2387c3d0
 def views(
     x,                          # (b,c,h,w) on any device; b may be 0
     k:int,                      # views of each example
     generator:torch.Generator,  # on the device of `x`
     pad:int=4,                  # largest shift in pixels: 4 for 32x32 images, 1 or 2 for small ones
-    flip:bool=True,             # mirror half of them; not for digits or letters, whose mirror images are no such things
+    flip:bool=True,             # mirror half of them; not for digits or letters
 ):                              # (b,k,c,h,w)
     "Draw `k` random crops of every reflect-padded image, half of them mirrored."
     # ValueError: no images, k < 1, or a shift that reflection cannot fill. Nothing waits for the device.
-    # De et al. 2022 (arXiv 2204.13650), augmentation multiplicity. One draw for all, example by example: an
-    # example that is appended leaves the views of those before it alone (on the CPU; a GPU draws in another order).
+    # De et al. 2022 (arXiv 2204.13650), augmentation multiplicity. One draw for all, example by example: one
+    # that is appended leaves the views of those before it alone (on the CPU; a GPU draws in another order).
     if x.dim() != 4: raise ValueError(f"x has shape {tuple(x.shape)}: pass images (b,c,h,w)")
     b, c, h, w = x.shape
     if not (k >= 1 and 0 <= pad < min(h, w)):
@@ -49,7 +49,7 @@ def multiplicity(
     "Make the `augment` of a trainer: `k` views of every example, averaged before the clip."
     return lambda x, generator: views(x, k, generator, pad, flip)
 
-# %% ../nbs/09_tricks.ipynb #d19a863b
+# %% ../nbs/09_tricks.ipynb #1ccd1f26
 @contextmanager
 def swapped(
     model,
@@ -76,12 +76,12 @@ class _Average:
         "Take in the weights after a step."
         model = trainer.model
         if self._model is not None and self._model() is not model:
-            raise ValueError(f"this {type(self).__name__} holds the average of another run: make one per trainer")
+            raise ValueError(f"this {type(self).__name__} holds another run's average: make one per trainer")
         self._model, share = weakref.ref(model), self.rate(self.count)
         with torch.no_grad():
-            for n, p in model.named_parameters(remove_duplicate=False):  # tied ones under every name, as in a release
+            for n, p in model.named_parameters(remove_duplicate=False):  # tied: every name, as in a release
                 if not p.requires_grad: continue
-                new = p.detach().to(torch.promote_types(p.dtype, torch.float32))  # bf16 would lose small shares
+                new = p.detach().to(torch.promote_types(p.dtype, torch.float32))  # bf16 loses small shares
                 old = self.weights.get(n, new).to(p.device)
                 self.weights[n] = torch.lerp(old, new, share) if self.count else new.clone()
         self.count += 1
@@ -90,7 +90,8 @@ class _Average:
         "Measure the trainer's accuracy with the averaged weights, and put the others back."
         with swapped(trainer.model, self.weights): return trainer.evaluate()
 
-    def state_dict(self): return {"count": self.count, "weights": {n: w.clone() for n, w in self.weights.items()}}
+    def state_dict(self):
+        return {"count": self.count, "weights": {n: w.clone() for n, w in self.weights.items()}}
     def load_state_dict(self, state):
         "Go on with a saved average."
         self.count, self._model = state["count"], None
@@ -98,15 +99,15 @@ class _Average:
 
 class EMA(_Average):
     "Average all iterates, recent ones most: `weights` is what a trainer with this callback releases."
-    # ValueError: decay outside [0,1). De et al. 2022 (arXiv 2204.13650); the warm-up is that of Tan & Le 2019's
-    # TensorFlow average: min(decay, (1+t)/(10+t)) after t iterates, so that the first ones are soon forgotten.
+    # ValueError: decay outside [0,1). De et al. 2022 (arXiv 2204.13650); warm-up as in TensorFlow's
+    # ExponentialMovingAverage: min(decay, (1+t)/(10+t)) after t iterates, which soon forgets the first ones.
     def __init__(
         self,
-        decay:float=.999,   # share of the old average that stays at each step; remembers about 1/(1-decay) steps
-        warmup:bool=True,   # shorter memory at the start
+        decay:float=.999,  # share of the old average that stays; remembers about 1/(1-decay) steps
+        warmup:bool=True,  # shorter memory at the start
     ):
         super().__init__()
-        if not 0 <= decay < 1: raise ValueError(f"{decay=} forgets nothing or is no share: pass 0 <= decay < 1")
+        if not 0 <= decay < 1: raise ValueError(f"{decay=} is no share that fades: pass 0 <= decay < 1")
         self.decay, self.warmup = decay, warmup
 
     def rate(self, t): return 1 - (min(self.decay, (1+t)/(10+t)) if self.warmup else self.decay)
@@ -116,7 +117,7 @@ class TailAverage(_Average):
     # ValueError: negative start. Until `start` there is no average, and a release holds the last iterate.
     def __init__(self, start:int=0):
         super().__init__()
-        if start < 0: raise ValueError(f"{start=}: pass the number of steps to leave out, such as plan.steps//2")
+        if start < 0: raise ValueError(f"{start=}: pass how many steps to leave out, such as plan.steps//2")
         self.start = start
 
     def __call__(self, trainer):
@@ -124,7 +125,7 @@ class TailAverage(_Average):
 
     def rate(self, t): return 1/(t+1)
 
-# %% ../nbs/09_tricks.ipynb #c111272f
+# %% ../nbs/09_tricks.ipynb #e1d59261
 def constant(t, steps):
     "Stay where it is."
     return 1.
@@ -168,70 +169,53 @@ class Schedule:
     def __call__(self, trainer):
         groups = trainer.optimizer.param_groups
         if trainer.t == 1 and any(not math.isclose(g["lr"], self.at(0)) for g in groups):
-            raise ValueError(f"the first step was taken at lr={groups[0]['lr']:g}, the schedule says {self.at(0):g}: "
-                             "make the optimizer with lr=schedule.at(0)")
+            raise ValueError(f"the first step was taken at lr={groups[0]['lr']:g}, the schedule says "
+                             f"{self.at(0):g}: make the optimizer with lr=schedule.at(0)")
         for g in groups: g["lr"] = self.at(trainer.t)
 
-# %% ../nbs/09_tricks.ipynb #1e6e49ad
-class DPAdam(torch.optim.Optimizer):
-    "Adam for noisy gradients: what the noise adds to the second moment can be taken out again."
-    # ValueError: a value out of range. Without noise_std this is Adam, Kingma & Ba 2015, Algorithm 1. With it:
-    # Tang, Shpilevskiy & Lecuyer 2024 (arXiv 2312.14334), DP-AdamBC: m/sqrt(max(v - noise_std^2, floor)).
+# %% ../nbs/09_tricks.ipynb #2cd047b7
+class Plateau:
+    "Lower the learning rate when a metric has stopped rising: harmless if the metric is public or noised."
+    # ReduceLROnPlateau of PyTorch, as a callback whose state is saved with the run.
     def __init__(
         self,
-        params,
-        lr:float=1e-3,
-        betas=(.9, .999),    # memory of the first and the second moment
-        eps:float=1e-8,      # added to the root of v; without correction
-        noise_std=0.,        # of the noise on the *mean* gradient, one number or one per tensor; 0: no correction
-        floor:float=5e-8,    # least corrected second moment; with correction
+        metric,               # trainer -> number, larger is better: on public data, or a `NoisyAccuracy`
+        every:int,            # steps between two measurements
+        patience:int=2,       # measurements without a new best that are borne
+        factor:float=.5,      # what the learning rate is multiplied with
+        threshold:float=0.,   # what counts as better; about the metric's noise
     ):
-        stds = list(noise_std) if hasattr(noise_std, "__len__") else [noise_std]
-        good = 0 <= lr and all(0 <= b < 1 for b in betas) and 0 <= eps and 0 < floor
-        if not (good and all(0 <= s < math.inf for s in stds)):
-            raise ValueError(f"{lr=}, {betas=}, {eps=}, {noise_std=}, {floor=}: pass lr, eps and noise_std >= 0, "
-                             "betas in [0,1), floor > 0")
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, noise_std=noise_std, floor=floor))
+        if not (every >= 1 and patience >= 0 and 0 < factor < 1):
+            raise ValueError(f"{every=}, {patience=}, {factor=}: pass every >= 1, patience >= 0, "
+                             "0 < factor < 1")
+        self.metric, self.every, self.patience = metric, every, patience
+        self.factor, self.threshold = factor, threshold
+        self.history, self.best, self.bad = [], -math.inf, 0
 
-    @classmethod
-    def from_plan(
-        cls,
-        plan,       # `PrivacyPlan`
-        clip,       # its std must not change during the run
-        **options,  # lr, betas, floor
-    ):              # params -> optimizer, for `Trainer(optimizer=...)`
-        "Take the noise's standard deviation from the plan and the clip, as the trainer does."
-        std = torch.as_tensor(clip.std(plan.sigma), dtype=torch.float64)/plan.batch_size
-        return lambda params: cls(params, noise_std=std.tolist(), **options)
+    def __call__(self, trainer):
+        if trainer.t % self.every: return
+        value = float(self.metric(trainer))
+        better = value > self.best + self.threshold
+        self.best, self.bad = (value, 0) if better else (self.best, self.bad+1)
+        if self.bad > self.patience:
+            self.bad = 0
+            for g in trainer.optimizer.param_groups: g["lr"] *= self.factor
+        self.history.append((trainer.t, value, trainer.optimizer.param_groups[0]["lr"]))
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        "Take one step from the gradients in p.grad."
-        loss = None
-        if closure is not None:
-            with torch.enable_grad(): loss = closure()
-        for group in self.param_groups:
-            (b1, b2), stds, n = group["betas"], group["noise_std"], len(group["params"])
-            stds = list(stds) if hasattr(stds, "__len__") else [stds]*n
-            if len(stds) != n: raise ValueError(f"{len(stds)} noise_std for {n} tensors: pass one for all or one for each")
-            for p, std in zip(group["params"], stds):
-                if p.grad is not None: self._move(p, self.state[p], b1, b2, std, group)
-        return loss
+    def state_dict(self):
+        metric = self.metric.state_dict() if hasattr(self.metric, "state_dict") else {}
+        return {"history": [list(h) for h in self.history], "best": self.best, "bad": self.bad,
+                "metric": metric}
+    def load_state_dict(self, state):
+        "Go on with a saved state."
+        self.history, self.best, self.bad = [tuple(h) for h in state["history"]], state["best"], state["bad"]
+        if hasattr(self.metric, "load_state_dict"): self.metric.load_state_dict(state["metric"])
 
-    def _move(self, p, state, b1, b2, std, group):
-        if not state: state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-        state["step"] += 1
-        state["m"].lerp_(p.grad, 1-b1)
-        state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1-b2)
-        m, v = state["m"]/(1-b1**state["step"]), state["v"]/(1-b2**state["step"])
-        root = (v - std**2).clamp_(min=group["floor"]).sqrt_() if std else v.sqrt_().add_(group["eps"])
-        p.addcdiv_(m, root, value=-group["lr"])
-
-# %% ../nbs/09_tricks.ipynb #c1330a7e
+# %% ../nbs/09_tricks.ipynb #2fbaa168
 class NoisyAccuracy:
     "A metric that may be looked at: accuracy on private examples, counted with noise, and paid for."
-    # ValueError: out of measurements, no examples. The count moves by at most 1 when an example joins, so each
-    # measurement is a Gaussian mechanism with multiplier sigma, q = 1. Its noise comes from the trainer's seed.
+    # ValueError: out of measurements, no examples. The count moves by at most 1 when an example joins: each
+    # look is a Gaussian mechanism with multiplier sigma, q = 1. Its noise comes from the trainer's seed.
     def __init__(
         self,
         x,                 # (m,c,h,w) examples that nobody else need see; m is public, as the plan's n is
@@ -240,15 +224,16 @@ class NoisyAccuracy:
         measurements:int,  # how many are paid for
     ):
         if not (len(x) == len(y) > 0 and 0 < sigma < math.inf and measurements >= 1):
-            raise ValueError(f"{len(x)} examples, {len(y)} labels, {sigma=}, {measurements=}: pass examples, their "
-                             "labels, a positive noise and a number of measurements")
-        self.x, self.y, self.sigma, self.measurements, self.taken = x, y, sigma, measurements, {}  # seed -> step -> answer
+            raise ValueError(f"{len(x)} examples, {len(y)} labels, {sigma=}, {measurements=}: pass examples, "
+                             "their labels, a positive noise and a number of measurements")
+        self.x, self.y, self.sigma, self.measurements = x, y, sigma, measurements
+        self.taken = {}  # seed -> step -> answer
 
     @torch.no_grad()
     def __call__(self, trainer, chunk=2048):
         "Measure the trainer's model."
         taken = self.taken.setdefault(trainer._seed, {})
-        if trainer.t in taken: return taken[trainer.t]  # one answer per step: the same noise must not serve twice
+        if trainer.t in taken: return taken[trainer.t]  # the same noise must not serve twice
         if sum(map(len, self.taken.values())) >= self.measurements:
             raise ValueError(f"{self.measurements} measurements were paid for and taken: plan for more")
         model, training, correct = trainer.model, trainer.model.training, 0
@@ -272,7 +257,7 @@ class NoisyAccuracy:
         disjoint:bool=False,  # no example is both in `x` and in the training data
     ):                       # at the plan's delta
         "Give the eps of training and all measurements together."
-        # Disjoint: whoever joins is seen by one side alone; for her the other side is a function of the answers.
+        # Disjoint: one side alone sees whoever joins; to her, the other is a function of noised answers.
         def account(): return plan.accountant()
         train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
         if disjoint: return max(account().step(*part).epsilon(plan.delta) for part in (train, look))
@@ -283,36 +268,58 @@ class NoisyAccuracy:
         "Add what a checkpoint has taken; what was taken here stays taken."
         for seed, answers in state["taken"].items(): self.taken.setdefault(seed, {}).update(answers)
 
-class Plateau:
-    "Lower the learning rate when a metric has stopped rising: harmless if the metric is public or noised."
-    # ReduceLROnPlateau of PyTorch, as a callback whose state is saved with the run.
+# %% ../nbs/09_tricks.ipynb #72deb868
+class DPAdam(torch.optim.Optimizer):
+    "Adam for noisy gradients: what the noise adds to the second moment can be taken out again."
+    # ValueError: a value out of range. Without noise_std: Adam, Kingma & Ba 2015, Algorithm 1. With it:
+    # Tang, Shpilevskiy & Lecuyer 2024 (arXiv 2312.14334), DP-AdamBC: m/sqrt(max(v - noise_std^2, floor)).
     def __init__(
         self,
-        metric,               # trainer -> number, larger is better: on public data, or a `NoisyAccuracy`
-        every:int,            # steps between two measurements
-        patience:int=2,       # measurements without a new best that are borne
-        factor:float=.5,      # what the learning rate is multiplied with
-        threshold:float=0.,   # what counts as better; about the metric's noise
+        params,
+        lr:float=1e-3,
+        betas=(.9, .999),    # memory of the first and the second moment
+        eps:float=1e-8,      # added to the root of v; without correction
+        noise_std=0.,        # of the *mean* gradient's noise, one number or one per tensor; 0: uncorrected
+        floor:float=5e-8,    # least corrected second moment; with correction
     ):
-        if not (every >= 1 and patience >= 0 and 0 < factor < 1):
-            raise ValueError(f"{every=}, {patience=}, {factor=}: pass every >= 1, patience >= 0, 0 < factor < 1")
-        self.metric, self.every, self.patience, self.factor, self.threshold = metric, every, patience, factor, threshold
-        self.history, self.best, self.bad = [], -math.inf, 0
+        stds = list(noise_std) if hasattr(noise_std, "__len__") else [noise_std]
+        good = 0 <= lr and all(0 <= b < 1 for b in betas) and 0 <= eps and 0 < floor
+        if not (good and all(0 <= s < math.inf for s in stds)):
+            raise ValueError(f"{lr=}, {betas=}, {eps=}, {noise_std=}, {floor=}: pass lr, eps and noise_std "
+                             ">= 0, betas in [0,1), floor > 0")
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, noise_std=noise_std, floor=floor))
 
-    def __call__(self, trainer):
-        if trainer.t % self.every: return
-        value = float(self.metric(trainer))
-        better = value > self.best + self.threshold
-        self.best, self.bad = (value, 0) if better else (self.best, self.bad+1)
-        if self.bad > self.patience:
-            self.bad = 0
-            for g in trainer.optimizer.param_groups: g["lr"] *= self.factor
-        self.history.append((trainer.t, value, trainer.optimizer.param_groups[0]["lr"]))
+    @classmethod
+    def from_plan(
+        cls,
+        plan,       # `PrivacyPlan`
+        clip,       # its std must not change during the run
+        **options,  # lr, betas, floor
+    ):              # params -> optimizer, for `Trainer(optimizer=...)`
+        "Take the noise's standard deviation from the plan and the clip, as the trainer does."
+        std = torch.as_tensor(clip.std(plan.sigma), dtype=torch.float64)/plan.batch_size
+        return lambda params: cls(params, noise_std=std.tolist(), **options)
 
-    def state_dict(self):
-        metric = self.metric.state_dict() if hasattr(self.metric, "state_dict") else {}
-        return {"history": [list(h) for h in self.history], "best": self.best, "bad": self.bad, "metric": metric}
-    def load_state_dict(self, state):
-        "Go on with a saved state."
-        self.history, self.best, self.bad = [tuple(h) for h in state["history"]], state["best"], state["bad"]
-        if hasattr(self.metric, "load_state_dict"): self.metric.load_state_dict(state["metric"])
+    @torch.no_grad()
+    def step(self, closure=None):
+        "Take one step from the gradients in p.grad."
+        loss = None
+        if closure is not None:
+            with torch.enable_grad(): loss = closure()
+        for group in self.param_groups:
+            (b1, b2), stds, n = group["betas"], group["noise_std"], len(group["params"])
+            stds = list(stds) if hasattr(stds, "__len__") else [stds]*n
+            if len(stds) != n:
+                raise ValueError(f"{len(stds)} noise_std for {n} tensors: pass one for all or one for each")
+            for p, std in zip(group["params"], stds):
+                if p.grad is not None: self._move(p, self.state[p], b1, b2, std, group)
+        return loss
+
+    def _move(self, p, state, b1, b2, std, group):
+        if not state: state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+        state["step"] += 1
+        state["m"].lerp_(p.grad, 1-b1)
+        state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1-b2)
+        m, v = state["m"]/(1-b1**state["step"]), state["v"]/(1-b2**state["step"])
+        root = (v - std**2).clamp_(min=group["floor"]).sqrt_() if std else v.sqrt_().add_(group["eps"])
+        p.addcdiv_(m, root, value=-group["lr"])

@@ -29,7 +29,7 @@ from dp_course.models import WSConv2d, four_a_group  # noqa: E402
 from dp_course.tricks import EMA, DPAdam, Schedule, TailAverage, multiplicity  # noqa: E402
 
 RECORD = ROOT/"runs/2026-11-21-sweep-tricks.jsonl"
-EPS, DELTA, CLIP, EXAMPLES, SEEDS = 8., 1e-5, 1., 512*256, (0, 1, 2)
+EPS, DELTA, CLIP, EXAMPLES, SEEDS = 8., 1e-5, 1., 512*128, (0, 1, 2)
 RATES = (.5, 1., 2., 4.)
 BASE = dict(norm=True, ws=True, batch_size=512, k=0, optimizer="sgd", schedule="constant")
 RUNGS = {  # each adds one thing to the one before it; + EMA is read from the runs of + views
@@ -144,9 +144,11 @@ def todo(which):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["ladder", "optimizers"])
+    parser.add_argument("--only", nargs="+", default=[*RUNGS, *OTHERS], help="these rungs")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no new run after this long")
     args, start = parser.parse_args(argv), time.time()
     for rung, config, split, lr, seed in todo(args.part):
+        if rung not in args.only: continue
         if time.time() - start > 60*args.minutes: return print("more is left: call it again")
         one(rung, config, split, lr() if callable(lr) else lr, seed)
     print("nothing is left")
