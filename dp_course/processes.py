@@ -29,7 +29,7 @@ def shard(
     if not 0 <= rank < world: raise ValueError(f"{rank=} of {world=}: pass 0 <= rank < world")
     return slice(rank*n//world, (rank+1)*n//world)
 
-# %% ../nbs/10_processes.ipynb #12e4b887
+# %% ../nbs/10_processes.ipynb #97ef9002
 class Peers:
     "This process and those that run the same command; when it is alone, each method is a formality."
     # ConnectionError: another process died or kept us waiting; ValueError from `agree`.
@@ -45,9 +45,9 @@ class Peers:
     def _meet(self, collective, *args):
         try: collective(*args)
         except RuntimeError as e:
-            raise ConnectionError(
-                f"process {self.rank} of {self.world} lost another one, or waited for it for more than "
-                f"{self.timeout:g} s; start all again with --resume ({str(e).splitlines()[0][:100]})") from e
+            why = (str(e).splitlines() or [type(e).__name__])[0][:100]
+            raise ConnectionError(f"process {self.rank} of {self.world} lost another one, or waited for it "
+                                  f"over {self.timeout:g} s; start all again with --resume ({why})") from e
 
     def add(self, x):
         "Replace a tensor, in place, by its sum over all processes."

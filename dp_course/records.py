@@ -259,12 +259,17 @@ def plot_record(
     for ax in (left, right): ax.set_xlim(0, 1.02*steps)
     return fig
 
-# %% ../nbs/10_records.ipynb #bb589ceb
-def foretell(seconds, steps, say):
-    "Warn, in words, before a run that takes longer than a cup of tea; `steps` are still to come."
-    if seconds*steps < 120: return
-    unit, n = ("minutes", 60) if seconds*steps < 7200 else ("hours", 3600)
-    say(f"one step takes about {seconds:.2g} s, the {steps} that are left about {seconds*steps/n:.0f} {unit}")
+# %% ../nbs/10_records.ipynb #b2c6fd0e
+def foretell(
+    took,   # seconds of each step so far
+    steps,  # still to come
+    say,
+):
+    "Warn once, after three steps or a very long one, of a run that takes longer than a cup of tea."
+    total = min(took)*steps
+    if len(took) != (1 if took[0] > 30 else 3) or total < 120: return
+    left = f"{total/60:.0f} minutes" if total < 7200 else f"{total/3600:.0f} hours"
+    say(f"one step takes about {min(took):.2g} s, the {steps} that are left about {left}")
 
 def tell(row, plan, bar, show, say):
     "Show one row, in the bar or as a line."
@@ -292,15 +297,24 @@ def conclude(
         say(f"\n{len(ends)} runs: test accuracy {mean:.2f} +- {std:.2f} % (mean and standard deviation).\n"
             f"Publishing all of them spends more than one: eps = {eps:.3g} together.")
 
-# %% ../nbs/10_records.ipynb #ecf4fa20
-def keep(trainer, record, rows, seconds, tested, peers=Peers()):
+# %% ../nbs/10_records.ipynb #fe4157f1
+def keep(
+    trainer,
+    record,         # of process 0; None in the others, which write nothing
+    rows,           # what the record held when the run was picked up
+    seconds,        # of all steps so far
+    tested,         # from `measure`
+    peers=Peers(),  # must all have the same weights
+):                  # the row
     "Write an epoch's row and then a checkpoint: a crash between the two costs neither."
     if peers.world > 1: trainer.agree()
-    if not record: return
-    if trainer.t > max((r["step"] for r in rows if r["kind"] == "epoch"), default=0):  # not twice
-        also = {k: v for k, v in tested.items() if k == "accuracy_unaveraged"}
-        record.write("epoch", **epoch_line(trainer, seconds, tested["accuracy"], **also))
+    row = epoch_line(trainer, seconds, tested["accuracy"],
+                     **{k: v for k, v in tested.items() if k == "accuracy_unaveraged"})
+    if not record: return row
+    before = max((r["step"] for r in rows if r["kind"] == "epoch"), default=0)
+    if trainer.t > before: record.write("epoch", **row)  # not twice
     save_checkpoint(trainer, record.beside(".checkpoint"))
+    return row
 
 def finish(config, trainer, record, seconds, tested, why):
     "Write the weights, the last line and the figure; the secret of a finished run is destroyed."

@@ -6,7 +6,7 @@
 __all__ = ['MODELS', 'HEADS', 'ENGINES', 'CHOICES', 'PRESETS', 'OPTIONS', 'digit_filters', 'make_config', 'lr_at', 'load_data',
            'make_trainer', 'set_up', 'pick_up', 'run', 'make_parser', 'parse', 'main']
 
-# %% ../nbs/10_resnet20.ipynb #189614f1
+# %% ../nbs/10_resnet20.ipynb #d9d24301
 import argparse
 import difflib
 import math
@@ -28,9 +28,9 @@ from .gradients import fast_grad_sum, vmap_grad_sum
 from .models import WSConv2d, four_a_group, resnet20, wrn16_4, wrn40_4
 from .processes import (Peers, ProcessTrainer, bf16_engine, join, load_checkpoint, pick_device,
                                  save_checkpoint)
-from .records import (Config, Interrupt, Record, conclude, config_of, epoch_line, finish, foretell,
-                               keep, latest_checkpoint, make_plan, measure, new_record, read_record,
-                               start_line, synchronize, tell)
+from .records import (Config, Interrupt, Record, conclude, config_of, finish, foretell, keep,
+                               latest_checkpoint, make_plan, measure, new_record, read_record, start_line,
+                               synchronize, tell)
 from .tricks import EMA, SCHEDULES, views
 
 # %% ../nbs/10_resnet20.ipynb #ede3ffa0
@@ -47,7 +47,7 @@ def digit_filters(
     return nn.Sequential(edges, nn.ReLU(), nn.AvgPool2d(3, 1), nn.Flatten(),
                          nn.LayerNorm(392, elementwise_affine=False), nn.Linear(392, classes))
 
-# %% ../nbs/10_resnet20.ipynb #b358a7c3
+# %% ../nbs/10_resnet20.ipynb #6f7f6daa
 _REPORT = dict(conv=partial(WSConv2d, form="report"), norm=four_a_group, order="norm-relu")
 MODELS = {"digit_filters": digit_filters, "resnet20": resnet20, "wrn16_4": wrn16_4, "wrn40_4": wrn40_4,
           "resnet20_report": partial(resnet20, **_REPORT), "wrn16_4_report": partial(wrn16_4, **_REPORT),
@@ -58,7 +58,7 @@ def _notebook12(name):
 
 HEADS = {"scatter_linear": _notebook12("linear_head"), "scatter_cnn": _notebook12("scatter_cnn")}
 ENGINES = {"fast": fast_grad_sum, "vmap": vmap_grad_sum, "loop": loop_grad_sum,
-           "linear": _notebook12("linear_grad_sum")}  # the last one for scatter_linear only
+           "linear": _notebook12("linear_grad_sum")}  # the last one is for scatter_linear
 CHOICES = {"features": ("", "scatter"), "model": {**MODELS, **HEADS}, "engine": ENGINES,
            "optimizer": ("sgd", "rmsprop"), "schedule": SCHEDULES}
 
@@ -154,7 +154,7 @@ def load_data(
     if config.features: data = _notebook12("scattered")(data)  # image by image, so before the split
     return data.split(config.n_val) if config.n_val else data
 
-# %% ../nbs/10_resnet20.ipynb #76fa6e62
+# %% ../nbs/10_resnet20.ipynb #9885d83d
 def make_trainer(
     config:Config,
     data,           # `Images`, where the run is to happen
@@ -173,14 +173,15 @@ def make_trainer(
     optimizer = (torch.optim.SGD(trained, config.lr, config.momentum) if config.optimizer == "sgd"
                  else torch.optim.RMSprop(trained, config.lr))
     engine = ENGINES[config.engine]
-    if config.bf16 and device.type == "cuda": engine = bf16_engine(engine)
+    if config.bf16 and device.type == "cuda" and config.engine != "linear":  # its norms are products
+        engine = bf16_engine(engine)
     augment = (lambda x, g: views(x, config.views, g, config.crop, config.flip)) if config.views else None
     kind = partial(ProcessTrainer, peers=peers) if peers.world > 1 else Trainer
     return kind(model, data, make_plan(config, len(data.train_x)), optimizer=optimizer, engine=engine,
                 clip=FlatClip(config.max_norm), callbacks=[EMA(config.ema)] if config.ema else [],
                 seed=seed, micro_batch=max(1, config.micro_batch//max(1, config.views)), augment=augment)
 
-# %% ../nbs/10_resnet20.ipynb #95bf1265
+# %% ../nbs/10_resnet20.ipynb #ab7866ee
 def set_up(config, out, root=None, device=None, seed=None, peers=Peers()):
     "Start a run: trainer, config, record (of process 0; the others have none), and no rows yet."
     init_seed, clock = peers.told(secrets.randbelow(2**31) if seed is None else seed), time.perf_counter()
@@ -206,13 +207,17 @@ def pick_up(asked, out, root=None, device=None, seed=None, peers=Peers()):
     if new: raise ValueError(f"a run that goes on keeps its settings: there {', '.join(new)}")
     data = load_data(config, root, pick_device(device))
     trainer = load_checkpoint(make_trainer(config, data, None, rows[0]["init_seed"], peers), path)
+    tested, last = ([r[k] for r in rows if k in r] for k in ("step", "device"))
+    if max(tested, default=0) > trainer.t and last[-1] != trainer.device.type:
+        raise ValueError(f"steps from {trainer.t + 1} on are to be repeated, and only on {last[-1]} is their "
+                         f"noise the same: pass --device {last[-1]}")
     if peers.rank: return trainer, config, None, rows
     record = Record(path.with_suffix(".jsonl"), resume=True)
     record.write("resume", step=trainer.t, device=trainer.device.type, machine=machine(),
                  processes=peers.world)
     return trainer, config, record, rows
 
-# %% ../nbs/10_resnet20.ipynb #0124550f
+# %% ../nbs/10_resnet20.ipynb #1af6dad7
 def run(
     config:Config,
     out="out",              # folder of records, checkpoints, figures and weights
@@ -232,28 +237,24 @@ def run(
     if peers.rank: say, show = (lambda text: None), False
     elif show is None: show = sys.stderr.isatty()
     trainer, config, record, rows = (pick_up if resume else set_up)(config, out, root, device, seed, peers)
-    plan, first, took, tested = trainer.plan, trainer.t, [], None
+    plan, took, tested = trainer.plan, [], None
     last, per_epoch = min(steps or plan.steps, plan.steps), max(1, round(1/plan.q))
     before = max((r["seconds"] for r in rows if "seconds" in r), default=0.)
     say(f"{config.preset}: {trainer.data.name}, {plan.n:,} examples, {plan.steps} steps of about "
-        f"{plan.batch_size:.0f}, sigma {plan.sigma:.3f}" + f"; going on after step {first}"*resume)
+        f"{plan.batch_size:.0f}, sigma {plan.sigma:.3f}" + f"; going on after step {trainer.t}"*resume)
     with progress(plan.steps, config.preset, show) as bar:
-        bar.update(first)
+        bar.update(trainer.t)
         while trainer.t < last:
             clock = time.perf_counter()
-            late = time_limit and took and clock + max(took) > began + time_limit
-            if peers.any(stop() or late): break
+            if peers.any(stop() or time_limit and took and clock + max(took) > began + time_limit): break
             for group in trainer.optimizer.param_groups: group["lr"] = lr_at(config, trainer.t, plan.steps)
             trainer.step(); synchronize(trainer.device)
-            took.append(time.perf_counter() - clock)
-            tested = None
+            took, tested = [*took, time.perf_counter() - clock], None
             bar.update()
-            if not show and len(took) == (1 if took[0] > 30 else 3):
-                foretell(min(took), last - trainer.t, say)
+            if not show: foretell(took, last - trainer.t, say)
             if trainer.t % per_epoch == 0 or trainer.t == last:
                 tested = measure(trainer, peers)
-                keep(trainer, record, rows, before + sum(took), tested, peers)
-                tell(epoch_line(trainer, before + sum(took), tested["accuracy"]), plan, bar, show, say)
+                tell(keep(trainer, record, rows, before + sum(took), tested, peers), plan, bar, show, say)
     why = "steps" if trainer.t == last else "interrupted" if peers.any(stop()) else "time limit"
     tested = tested or measure(trainer, peers)
     return finish(config, trainer, record, before + sum(took), tested, why) if record else None
@@ -303,7 +304,7 @@ def make_parser():
 
 def _refuse(message): raise ValueError(message)
 
-# %% ../nbs/10_resnet20.ipynb #0fde454e
+# %% ../nbs/10_resnet20.ipynb #9c8511cb
 def parse(argv=None):
     "Turn a command line into one dict of arguments for `run` per seed, or refuse it."
     # ValueError: the rule, the value, the way out.
@@ -317,7 +318,6 @@ def parse(argv=None):
     if n > 1 and args["resume"]: _refuse("--resume goes on with one run: leave --seeds out")
     return [dict(args, seed=None if seed is None else seed + i) for i in range(n)]
 
-# %% ../nbs/10_resnet20.ipynb #6dc83541
 def main(
     argv=None,  # command line; default: this process's
 ):              # exit code: 0; 2 after one line on stderr; 130 if interrupted

@@ -341,9 +341,9 @@ def test_features_and_pixels_cannot_be_mixed_up():
 
 def test_a_slow_run_says_how_long_it_will_take():
     said = []
-    foretell(.01, 100, said.append); assert not said
-    foretell(4., 100, said.append); foretell(30., 1000, said.append)
-    assert "about 4 s" in said[0] and "7 minutes" in said[0] and "8 hours" in said[1]
+    foretell([.01]*3, 100, said.append); foretell([4.]*2, 100, said.append); foretell([40.]*2, 100, said.append); assert not said
+    foretell([9., 4., 5.], 100, said.append); foretell([40.], 1000, said.append)
+    assert "about 4 s" in said[0] and "7 minutes" in said[0] and "11 hours" in said[1] and len(said) == 2
 
 
 # ---- checkpoints that travel
