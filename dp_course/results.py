@@ -71,7 +71,7 @@ def verify(record):  # the record, if it holds water
         raise ValueError(f"{name}: the accuracy of its last line is not that of the last step: don't use it")
     return record
 
-# %% ../nbs/10_results.ipynb #d7355b39
+# %% ../nbs/10_results.ipynb #7c91478d
 def changed(record):  # str, empty if nothing
     "Say what a run was told beyond its preset."
     start = record[0]
@@ -89,7 +89,7 @@ def headline(records):  # dict; accuracy and std in %
     config, took = starts[0]["config"], [e["seconds"] for e in ends]
     made_on = {s["machine"]["gpu"] or f"{s['device']}, threads: {s['machine']['threads']}" for s in starts}
     return dict(run=starts[0]["preset"], changed=changed(records[0]), data=starts[0]["data"],
-                model=config.get("model", "linear on scattering" if "recipe" in config else ""),
+                model=config.get("model", "scatter_linear" if "recipe" in config else ""),
                 eps=starts[0]["plan"]["eps"], delta=ends[0]["delta"],
                 eps_pld=max(e["eps_pld"] for e in ends), eps_rdp=max(e["eps_rdp"] for e in ends),
                 accuracy=mean, std=std, runs=len(ends), seconds=[min(took), max(took)],
