@@ -49,7 +49,7 @@ def multiplicity(
     "Make the `augment` of a trainer: `k` views of every example, averaged before the clip."
     return lambda x, generator: views(x, k, generator, pad, flip)
 
-# %% ../nbs/09_tricks.ipynb #1ccd1f26
+# %% ../nbs/09_tricks.ipynb #c87ab6af
 @contextmanager
 def swapped(
     model,
@@ -90,12 +90,10 @@ class _Average:
         "Measure the trainer's accuracy with the averaged weights, and put the others back."
         with swapped(trainer.model, self.weights): return trainer.evaluate()
 
-    def state_dict(self):
-        return {"count": self.count, "weights": {n: w.clone() for n, w in self.weights.items()}}
+    def state_dict(self): return {"count": self.count, "weights": dict(self.weights)}
     def load_state_dict(self, state):
         "Go on with a saved average."
-        self.count, self._model = state["count"], None
-        self.weights = {n: w.clone() for n, w in state["weights"].items()}
+        self.count, self.weights, self._model = state["count"], dict(state["weights"]), None
 
 class EMA(_Average):
     "Average all iterates, recent ones most: `weights` is what a trainer with this callback releases."

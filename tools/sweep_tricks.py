@@ -1,10 +1,11 @@
 """The longer experiments of notebook 09: one JSON line per finished run, appended to runs/; what is recorded is skipped.
 
-    python tools/sweep_tricks.py ladder      none, + GroupNorm, + large batch, + WS, + views (and + EMA, which costs no run)
-    python tools/sweep_tricks.py optimizers  momentum, Adam with and without correction, RMSprop, cosine, fewer views
+    python tools/sweep_tricks.py ladder few      none, + GroupNorm, + large batch, + WS, + views (and + EMA, which costs no run)
+    python tools/sweep_tricks.py optimizers few  momentum, Adam with and without correction, RMSprop, cosine, fewer views
 
-First every learning rate of a rung is tried once on 5,000 held-out training images; the best then trains on all
-50,000 with three seeds and is tested at the last step. CIFAR-10 at 16x16 pixels, else the embedded digits.
+The ladder is climbed twice: 'many' has all 50,000 training images and sees 65,536 (1.3 epochs), 'few' has 10,000 and
+sees 98,304 (9.8 epochs). First every learning rate of a rung is tried once and judged on 5,000 held-out training
+images; the best then trains with three seeds and is tested at the last step. CIFAR-10 at 16x16, else the digits.
 Call it again until it says that nothing is left; `--minutes` says when to stop starting new runs.
 """
 import argparse
@@ -29,8 +30,9 @@ from dp_course.models import WSConv2d, four_a_group  # noqa: E402
 from dp_course.tricks import EMA, DPAdam, Schedule, TailAverage, multiplicity  # noqa: E402
 
 RECORD = ROOT/"runs/2026-11-21-sweep-tricks.jsonl"
-EPS, DELTA, CLIP, EXAMPLES, SEEDS = 8., 1e-5, 1., 512*128, (0, 1, 2)
-RATES = (.5, 1., 2., 4.)
+EPS, DELTA, CLIP, SEEDS = 8., 1e-5, 1., (0, 1, 2)
+EXAMPLES = {"many": 512*128, "few": 512*192}
+RATES = (1., 2., 4., 8.)
 BASE = dict(norm=True, ws=True, batch_size=512, k=0, optimizer="sgd", schedule="constant")
 RUNGS = {  # each adds one thing to the one before it; + EMA is read from the runs of + views
     "none": BASE | dict(norm=False, ws=False, batch_size=128),
@@ -41,13 +43,13 @@ RUNGS = {  # each adds one thing to the one before it; + EMA is read from the ru
 }
 ADAM_RATES = (.001, .004, .016)
 OTHERS = {  # what replaces plain SGD at a constant rate in '+ WS', and the learning rates that are tried
-    "momentum": (BASE | dict(optimizer="momentum"), (.1, .2, .4)),
+    "momentum": (BASE | dict(optimizer="momentum"), (.2, .4, .8)),
     "Adam": (BASE | dict(optimizer="adam"), ADAM_RATES),
     "DP-AdamBC": (BASE | dict(optimizer="adambc"), ADAM_RATES),
     "RMSprop": (BASE | dict(optimizer="rmsprop"), ADAM_RATES),
-    "cosine": (BASE | dict(schedule="cosine"), (2., 4., 8.)),
-    "1 view": (BASE | dict(k=1), (2., 4.)),
-    "2 views": (BASE | dict(k=2), (2., 4.)),
+    "cosine": (BASE | dict(schedule="cosine"), (4., 8., 16.)),
+    "1 view": (BASE | dict(k=1), (4., 8.)),
+    "2 views": (BASE | dict(k=2), (4., 8.)),
 }
 
 
@@ -69,10 +71,14 @@ def small_images():
 
 
 @lru_cache
-def part(split):
+def part(split, setting="many"):
     "'val': tested on held-out training images; 'test': on the test set."
     data = small_images()
-    return data if split == "test" else data.split(min(5000, len(data.train_x)//5))
+    held = data.split(min(5000, len(data.train_x)//5))  # few: the same 10,000 of the others in both
+    if setting == "few":
+        test = data if split == "test" else held
+        return replace(test, train_x=held.train_x[:10_000], train_y=held.train_y[:10_000])
+    return data if split == "test" else held
 
 
 def make_optimizer(name, lr, plan, clip):
@@ -82,7 +88,7 @@ def make_optimizer(name, lr, plan, clip):
             "adam": partial(DPAdam, lr=lr), "rmsprop": partial(torch.optim.RMSprop, lr=lr)}[name]
 
 
-def train(data, config, lr, seed, examples=EXAMPLES):
+def train(data, config, lr, seed, examples):
     "One private run with all averages on board: the trainer, ready to be evaluated."
     # `examples`: how many are seen in expectation, so that every rung computes about the same, views apart
     torch.manual_seed(seed)
@@ -108,49 +114,52 @@ def rows():
     return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
 
 
-def find(rung, split, lr=None, seed=None):
-    return [r for r in rows() if (r["rung"], r["split"]) == (rung, split) and lr in (None, r["lr"]) and seed in (None, r["seed"])]
+def find(setting, rung, split, lr=None, seed=None):
+    "The recorded runs of a rung."
+    return [r for r in rows() if (r.get("setting", "many"), r["rung"], r["split"]) == (setting, rung, split)
+            and lr in (None, r["lr"]) and seed in (None, r["seed"])]
 
 
-def one(rung, config, split, lr, seed):
+def one(setting, rung, config, split, lr, seed):
     "Run, record, and say so; nothing if it is recorded."
-    if find(rung, split, lr, seed): return
-    start, data = time.time(), part(split)
-    trainer = train(data, config, lr, seed).fit()
+    if find(setting, rung, split, lr, seed): return
+    start, data = time.time(), part(split, setting)
+    trainer = train(data, config, lr, seed, EXAMPLES[setting]).fit()
     plan = trainer.plan
-    row = {"rung": rung, "split": split, "lr": lr, "seed": seed, "data": data.name, **config, "max_norm": CLIP,
+    row = {"setting": setting, "rung": rung, "split": split, "lr": lr, "seed": seed, "data": data.name, **config, "max_norm": CLIP,
            "parameters": sum(p.numel() for p in trainer.params.values()), "n": plan.n, "steps": plan.steps, "q": plan.q,
            "sigma": plan.sigma, "eps": epsilon(plan.q, plan.sigma, trainer.t, DELTA), "delta": DELTA, **measure(trainer),
            "seconds": round(time.time() - start, 1), "seed_policy": trainer.seed_policy, "device": "cpu",
            "threads": torch.get_num_threads(), "torch": torch.__version__, "python": platform.python_version()}
     with open(RECORD, "a") as f: f.write(json.dumps(row) + "\n")
-    print({k: row[k] for k in ("rung", "split", "lr", "seed", "sigma", "accuracy", "ema", "tail", "seconds")}, flush=True)
+    print({k: row[k] for k in ("setting", "rung", "split", "lr", "seed", "sigma", "accuracy", "ema", "tail", "seconds")}, flush=True)
 
 
-def best(rung, key="accuracy"):
+def best(setting, rung, key="accuracy"):
     "The learning rate that was best on the held-out images."
-    return max(find(rung, "val"), key=lambda r: r[key])["lr"]
+    return max(find(setting, rung, "val"), key=lambda r: r[key])["lr"]
 
 
-def todo(which):
+def todo(which, setting):
     "The runs of a part, in order; a learning rate is chosen only when all of its candidates are recorded."
     parts = {"ladder": {k: (c, RATES) for k, c in RUNGS.items()}, "optimizers": OTHERS}[which]
     for rung, (config, rates) in parts.items():
         for lr in rates: yield rung, config, "val", lr, 0
         for key in ("accuracy", "ema") if rung == "+ views" else ("accuracy",):
-            for seed in SEEDS: yield rung, config, "test", partial(best, rung, key), seed
+            for seed in SEEDS: yield rung, config, "test", partial(best, setting, rung, key), seed
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["ladder", "optimizers"])
+    parser.add_argument("setting", choices=EXAMPLES)
     parser.add_argument("--only", nargs="+", default=[*RUNGS, *OTHERS], help="these rungs")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no new run after this long")
     args, start = parser.parse_args(argv), time.time()
-    for rung, config, split, lr, seed in todo(args.part):
+    for rung, config, split, lr, seed in todo(args.part, args.setting):
         if rung not in args.only: continue
         if time.time() - start > 60*args.minutes: return print("more is left: call it again")
-        one(rung, config, split, lr() if callable(lr) else lr, seed)
+        one(args.setting, rung, config, split, lr() if callable(lr) else lr, seed)
     print("nothing is left")
 
 
