@@ -200,7 +200,7 @@ class LayerClip:
         fractions = noised_fraction(group, C.cpu(), self.batch_size, self.bit_sigma, generator)
         self.max_norms = _follow(C.cpu(), fractions, self.quantile, self.lr)
 
-# %% ../nbs/07_clipping.ipynb #c6c564f6
+# %% ../nbs/07_clipping.ipynb #0ed17df7
 def decay(
     first:float,      # value of the first step
     last:float,       # value of the last step
@@ -212,12 +212,12 @@ def decay(
     levels = steps if levels is None else levels
     if not (0 < first < math.inf and 0 < last < math.inf and 1 <= levels <= steps):
         raise ValueError(f"{first=}, {last=}, {levels=}: pass positive numbers and 1 to steps={steps} levels")
-    stair = torch.arange(steps, dtype=torch.float64).mul(levels).div(steps).floor()/max(levels-1, 1)
+    stair = (torch.arange(steps, dtype=torch.float64)*levels/steps).floor()/max(levels-1, 1)
     return first*(last/first)**stair
 
-# %% ../nbs/07_clipping.ipynb #8a51186e
+# %% ../nbs/07_clipping.ipynb #c774b5c4
 def falling_noise(
-    ratios,            # (steps,) noise of each step relative to the first; may fall, not rise
+    ratios,            # (steps,) noise of each step relative to the first; may fall, not rise; stairs are fast
     by=PLDAccountant,  # the accountant that composes the unequal steps
 ):                     # an accountant class for `PrivacyPlan(..., accountant=...)`
     "Make an accountant that charges step t with `ratios[t]` times the plan's sigma."

@@ -241,6 +241,10 @@ def test_threshold_stays_positive_and_finite_whatever_the_noise():
             clip.update(torch.full((3, 4), 10.**(t % 20 - 10)), gen(t))
             assert 0 < clip.sensitivity < math.inf
             refuse_unbounded(clip, 1., 3)
+    for quantile, norm in ((0., 0.), (1., math.inf)):   # always in one direction, as fast as it goes
+        clip = AdaptiveClip(1, 1., quantile=quantile, lr=1e9, bit_sigma=0.)
+        for t in range(60): clip.update(torch.full((3, 4), norm))
+        assert 0 < clip.max_norm < math.inf and clip.max_norm != 1.
 
 
 @pytest.mark.parametrize("bad", [dict(batch_size=0), dict(batch_size=math.nan), dict(max_norm=0.), dict(max_norm=math.inf), dict(quantile=1.1),
@@ -370,11 +374,11 @@ def test_resume_with_another_seed_never_underreports(tmp_path):
     def truth(t):
         steps = [s for steps in t._ledger.values() for s in steps]
         return by_hand([plan.sigma*plan.accountant.ratios[s] for s in steps], .2, 1e-5, RDPAccountant)
-    for case in range(6):
+    for case in range(3):
         t = new(0)
         for i in range(1, 4):
             t.fit(min(r.randint(1, 8), t.left())).save(tmp_path/f"{case}-{i}")
-            t = new(100*case + i).fit(r.randint(0, 4)).load(tmp_path/f"{case}-{r.randint(1, i)}")   # its own steps count, too
+            t = new(100*case + i).fit(r.randint(1, 4)).load(tmp_path/f"{case}-{r.randint(1, i)}")   # its own steps count, too
             assert truth(t) <= t.epsilon()*(1 + 1e-9)
         repeated = t.computed > t.t
         t.fit()
@@ -382,6 +386,7 @@ def test_resume_with_another_seed_never_underreports(tmp_path):
 
 
 def test_a_checkpoint_of_another_schedule_is_refused(tmp_path):
+    assert falling_noise([1., .9, .5]).__name__ != falling_noise([1., .8, .5]).__name__
     trainer("scheduled", seed=0).fit(3).save(tmp_path/"c")
     other = PrivacyPlan(60, 12, 30, 3., 1e-5, falling_noise(decay(1, .6, 30)))
     with pytest.raises(ValueError, match="another run"): Trainer(net(), toy(), other, clip=ScheduledClip([1.]*30, other)).load(tmp_path/"c")

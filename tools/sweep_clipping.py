@@ -2,6 +2,7 @@
 
     python tools/sweep_clipping.py tune      # every method with every learning rate, one seed, on validation images
     python tools/sweep_clipping.py final     # every method with its best learning rate, five seeds, on the test set
+    python tools/sweep_clipping.py all       # the one, then the other
 
 Appends one JSON line per finished run to runs/2026-11-21-sweep-clipping.jsonl and skips what is already there, so it
 can be stopped at any time (--minutes) and called again. Notebook 07_clipping plots the file.
@@ -26,7 +27,7 @@ from dp_course.models import papernot_cnn
 
 RECORD = Path(__file__).resolve().parent.parent/"runs/2026-11-21-sweep-clipping.jsonl"
 EPS, DELTA = 3., 1e-5
-SPEEDS = (.25, .5, 1., 2., 4.)   # learning rate times the first threshold: how far one step of full signal goes
+SPEEDS = (.25, .5, 1., 2., 4., 8.)   # learning rate times the first threshold: how far one step of full signal goes
 SEEDS, TUNING_SEED = range(5), 100
 
 
@@ -96,23 +97,25 @@ def best_speed(method, recorded):
 
 def main(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["tune", "final"])
+    p.add_argument("what", choices=["tune", "final", "all"])
     p.add_argument("--minutes", type=float, default=1e9, help="start no further run after this long")
+    p.add_argument("--reverse", action="store_true", help="begin at the other end: two processes can share the work")
     p.add_argument("--out", type=Path, default=RECORD)
     a = p.parse_args(argv)
-    start, recorded, final = time.monotonic(), rows(a.out), a.what == "final"
-    done = {(r["kind"], r["method"], r["speed"], r["seed"]) for r in recorded}
-    todo = [(m, best_speed(m, recorded), seed) for seed in SEEDS for m in METHODS] if final else \
-           [(m, s, TUNING_SEED) for s in SPEEDS for m in METHODS]
-    data = TASKS["fashion"][0](final)
-    for method, speed, seed in todo:
-        if speed is None: print(f"{method}: tune first", flush=True); continue
-        if (a.what, method, speed, seed) in done: continue
-        if time.monotonic() - start > 60*a.minutes: print("time is up; call again", flush=True); return
-        row = run(method, speed, seed, final=final, data=data)
-        with a.out.open("a") as f: f.write(json.dumps(row) + "\n")
-        print(f"{method:18} speed {speed:<5g} seed {seed:<4} accuracy {row['accuracy']:.4f}  {row['seconds']} s", flush=True)
-    print(a.what, "complete", flush=True)
+    start = time.monotonic()
+    for kind in ("tune", "final") if a.what == "all" else (a.what,):
+        final, recorded = kind == "final", rows(a.out)
+        todo = [(m, best_speed(m, recorded), seed) for seed in SEEDS for m in METHODS] if final else \
+               [(m, s, TUNING_SEED) for s in SPEEDS for m in METHODS]
+        data = TASKS["fashion"][0](final)
+        for method, speed, seed in todo[::-1] if a.reverse else todo:
+            if speed is None: print(f"{method}: tune first", flush=True); continue
+            if (kind, method, speed, seed) in {(r["kind"], r["method"], r["speed"], r["seed"]) for r in rows(a.out)}: continue
+            if time.monotonic() - start > 60*a.minutes: print("time is up; call again", flush=True); return
+            row = run(method, speed, seed, final=final, data=data)
+            with a.out.open("a") as f: f.write(json.dumps(row) + "\n")
+            print(f"{method:18} speed {speed:<5g} seed {seed:<4} accuracy {row['accuracy']:.4f}  {row['seconds']} s", flush=True)
+        print(kind, "complete", flush=True)
 
 
 if __name__ == "__main__": main()
