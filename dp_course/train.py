@@ -62,7 +62,7 @@ ENGINES = {"fast": fast_grad_sum, "vmap": vmap_grad_sum, "loop": loop_grad_sum,
 CHOICES = {"features": ("", "scatter"), "model": {**MODELS, **HEADS}, "engine": ENGINES,
            "optimizer": ("sgd", "rmsprop"), "schedule": SCHEDULES}
 
-# %% ../nbs/10_resnet20.ipynb #85b9a7e1
+# %% ../nbs/10_resnet20.ipynb #242c43d0
 def _presets():
     "The runs of the course, and a miniature of each."
     digits = dict(model="digit_filters", batch_size=240, epochs=12, lr=.4, schedule="linear",
@@ -84,8 +84,9 @@ def _presets():
         "wrn40-4-eps8": dict(wide, model="wrn40_4", epochs=163.84, eps=8., micro_batch=128,
                              about="WRN-40-4, 2000 steps"),
         **at("scatter-linear", linear, 1, 2, 2.38, 5, 8),
-        "scatter-cnn-eps3": dict(scatter, model="scatter_cnn", lr=.5, micro_batch=512,
-                                 about="a small CNN on scattering features"),
+        "scatter-cnn-eps3": dict(scatter, model="scatter_cnn", epochs=120*8192/50_000, lr=8., max_norm=.3,
+                                 schedule="linear", micro_batch=512, tuning_runs=25,
+                                 about="a small CNN on scattering features, on a laptop"),
         # Opacus draws at q = 1/ceil(n/batch): 1/98, 1/25 and 1/13 (notebook 03)
         "report-v1": dict(report, model="resnet20_plain", batch_size=50_000/98, epochs=15, lr=1e-3,
                           momentum=0., optimizer="rmsprop", max_norm=1.2,

@@ -158,7 +158,7 @@ def test_the_plans_of_the_report_are_the_ones_that_really_ran():
 def test_the_recipes_of_our_own_runs():
     # FACTS: sigma by PLD at eps = 3 is 3.715 for (B 4096, T 1000) and 4.445 for (8192, 360)
     for name, size, steps, sigma in (("resnet20-eps3", 4096, 1000, 3.715), ("wrn16-4-eps3", 4096, 1000, 3.715), ("scatter-linear-eps3", 8192, 360, 4.445),
-                                     ("scatter-cnn-eps3", 8192, 360, 4.445)):
+                                     ("scatter-cnn-eps3", 8192, 120, 2.701)):
         c = make_config(name)
         plan = make_plan(c, 50_000)
         assert (plan.batch_size, plan.steps, plan.eps, plan.delta) == (size, steps, 3., 1e-5) and abs(plan.sigma - sigma) < .002
@@ -292,7 +292,7 @@ def test_a_view_is_one_example_and_micro_batches_shrink():
 
 
 def test_the_average_is_tested_and_released(tmp_path):
-    c = make_config("digits-eps3-fast", ema=.9, epochs=4)
+    c = make_config("digits-eps3-fast", ema=.9, epochs=4, lr=9., schedule="constant", eps=.5)  # so wild that the last iterate is worse
     end = run(c, out=tmp_path, seed=0, say=lambda s: None)
     data = load_data(c)
     trainer = make_trainer(c, data, seed=0)
@@ -305,10 +305,10 @@ def test_the_average_is_tested_and_released(tmp_path):
     assert end["accuracy_unaveraged"] == trainer.evaluate()
     with torch.no_grad(): trainer.params["5.weight"].copy_(mean)
     released = torch.load(end["paths"]["weights"], weights_only=True)["weights"]
-    assert torch.allclose(released["5.weight"].double(), mean, atol=1e-6)
+    assert torch.allclose(released["5.weight"].double(), mean, atol=1e-5)
     assert not torch.allclose(released["5.weight"].double(), w, atol=1e-3), "the average is not the last iterate"
     trainer.model.load_state_dict(released)
-    assert end["test_accuracy"] == trainer.evaluate()
+    assert end["test_accuracy"] == trainer.evaluate() > end["accuracy_unaveraged"]
     rows = [r for r in read_record(end["paths"]["record"]) if r["kind"] == "epoch"]
     assert rows[-1]["accuracy_unaveraged"] == end["accuracy_unaveraged"] and rows[-1]["test_accuracy"] == end["test_accuracy"]
 
