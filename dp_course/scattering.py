@@ -21,7 +21,7 @@ from torch import nn
 
 from .core import data_root, progress
 
-# %% ../nbs/12_features.ipynb #2dc5a40d
+# %% ../nbs/12_features.ipynb #ad7fe4ba
 _PI = 3.1415  # as kymatio normalizes: 0.003 % per filter, kept so that the numbers are interchangeable
 
 def gabor(
@@ -37,7 +37,6 @@ def gabor(
     wave = torch.polar(torch.exp(-(along**2+(slant*across)**2)/(2*width**2)), xi*along)
     return wave.view(5, h, 5, w).sum((0, 2))*slant/(2*_PI*width**2)
 
-# %% ../nbs/12_features.ipynb #2e106dba
 def morlet(
     h:int, w:int, width:float, theta:float, xi:float, slant:float=.5,  # as for `gabor`
 ):  # (h,w) complex128, of sum 0
