@@ -66,7 +66,7 @@ def new_record(
         try: return Record(Path(out)/(stem + (f"-{i}" if i > 1 else "") + ".jsonl"))
         except FileExistsError: i += 1
 
-# %% ../nbs/10_records.ipynb #15bd94a6
+# %% ../nbs/10_records.ipynb #0916eab3
 @dataclass(frozen=True)
 class Config:
     "Every number of a run. A preset overrides some of them; the record holds them all."
@@ -90,7 +90,7 @@ class Config:
     ema:float = 0.             # decay of the weights' moving average, which is then what is released; 0: none
     engine:str = "fast"        # a key of `train.ENGINES`; all give the same clipped sum
     micro_batch:int = 128      # images in memory at a time, views counted; changes speed, not the result
-    bf16:bool = True           # bfloat16 network, on CUDA only; norms, sums and noise stay float32
+    bf16:bool = True           # bfloat16 network, with the fast engine on CUDA; norms, noise stay float32
     pixel_std:tuple = ()       # divide pixels by these instead of the data set's own
     n_val:int = 0              # > 0: hold out so many *training* examples and test on them, for tuning
     tuning_runs:int = 0        # private runs, on a validation split, that chose these numbers

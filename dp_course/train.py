@@ -6,7 +6,7 @@
 __all__ = ['MODELS', 'HEADS', 'ENGINES', 'CHOICES', 'PRESETS', 'OPTIONS', 'digit_filters', 'make_config', 'lr_at', 'load_data',
            'make_trainer', 'set_up', 'pick_up', 'run', 'make_parser', 'parse', 'main']
 
-# %% ../nbs/10_resnet20.ipynb #d9d24301
+# %% ../nbs/10_resnet20.ipynb #8939c3d3
 import argparse
 import difflib
 import math
@@ -26,8 +26,8 @@ from .data import load
 from .dpsgd import FlatClip, Trainer, loop_grad_sum
 from .gradients import fast_grad_sum, vmap_grad_sum
 from .models import WSConv2d, four_a_group, resnet20, wrn16_4, wrn40_4
-from .processes import (Peers, ProcessTrainer, bf16_engine, join, load_checkpoint, pick_device,
-                                 save_checkpoint)
+from .processes import (Peers, ProcessTrainer, bf16_engine, fixed_shape, join, load_checkpoint,
+                                 pick_device, save_checkpoint)
 from .records import (Config, Interrupt, Record, conclude, config_of, finish, foretell, keep,
                                latest_checkpoint, make_plan, measure, new_record, read_record, start_line,
                                synchronize, tell)
@@ -62,7 +62,7 @@ ENGINES = {"fast": fast_grad_sum, "vmap": vmap_grad_sum, "loop": loop_grad_sum,
 CHOICES = {"features": ("", "scatter"), "model": {**MODELS, **HEADS}, "engine": ENGINES,
            "optimizer": ("sgd", "rmsprop"), "schedule": SCHEDULES}
 
-# %% ../nbs/10_resnet20.ipynb #242c43d0
+# %% ../nbs/10_resnet20.ipynb #26c4350d
 def _presets():
     "The runs of the course, and a miniature of each."
     digits = dict(model="digit_filters", batch_size=240, epochs=12, lr=.4, schedule="linear",
@@ -76,6 +76,8 @@ def _presets():
                    momentum=.9, micro_batch=2048)  # 360 steps
     linear = dict(scatter, model="scatter_linear", engine="linear", max_norm=.3, lr=1.2, tuning_runs=17,
                   about="a linear model on scattering features: minutes on a laptop")
+    cnn = dict(scatter, model="scatter_cnn", epochs=120*8192/50_000, lr=8., max_norm=.3, micro_batch=128,
+               schedule="linear", tuning_runs=25, about="a small CNN on scattering features")
     def at(name, base, *budgets):
         same = {f"{name}-eps{e}": dict(base, eps=float(e), about=f"the same at eps = {e}") for e in budgets}
         return {f"{name}-eps3": base, **same}
@@ -84,9 +86,7 @@ def _presets():
         "wrn40-4-eps8": dict(wide, model="wrn40_4", epochs=163.84, eps=8., micro_batch=128,
                              about="WRN-40-4, 2000 steps"),
         **at("scatter-linear", linear, 1, 2, 2.38, 5, 8),
-        "scatter-cnn-eps3": dict(scatter, model="scatter_cnn", epochs=120*8192/50_000, lr=8., max_norm=.3,
-                                 schedule="linear", micro_batch=512, tuning_runs=25,
-                                 about="a small CNN on scattering features, on a laptop"),
+        **at("scatter-cnn", cnn, 2.38),
         # Opacus draws at q = 1/ceil(n/batch): 1/98, 1/25 and 1/13 (notebook 03)
         "report-v1": dict(report, model="resnet20_plain", batch_size=50_000/98, epochs=15, lr=1e-3,
                           momentum=0., optimizer="rmsprop", max_norm=1.2,
@@ -155,7 +155,7 @@ def load_data(
     if config.features: data = _notebook12("scattered")(data)  # image by image, so before the split
     return data.split(config.n_val) if config.n_val else data
 
-# %% ../nbs/10_resnet20.ipynb #9885d83d
+# %% ../nbs/10_resnet20.ipynb #bfc18ccd
 def make_trainer(
     config:Config,
     data,           # `Images`, where the run is to happen
@@ -173,14 +173,14 @@ def make_trainer(
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = (torch.optim.SGD(trained, config.lr, config.momentum) if config.optimizer == "sgd"
                  else torch.optim.RMSprop(trained, config.lr))
-    engine = ENGINES[config.engine]
-    if config.bf16 and device.type == "cuda" and config.engine != "linear":  # its norms are products
-        engine = bf16_engine(engine)
+    engine, size = ENGINES[config.engine], max(1, config.micro_batch//max(1, config.views))
+    if device.type == "cuda" and config.engine == "fast":
+        engine = fixed_shape(bf16_engine(engine) if config.bf16 else engine, size)
     augment = (lambda x, g: views(x, config.views, g, config.crop, config.flip)) if config.views else None
     kind = partial(ProcessTrainer, peers=peers) if peers.world > 1 else Trainer
     return kind(model, data, make_plan(config, len(data.train_x)), optimizer=optimizer, engine=engine,
                 clip=FlatClip(config.max_norm), callbacks=[EMA(config.ema)] if config.ema else [],
-                seed=seed, micro_batch=max(1, config.micro_batch//max(1, config.views)), augment=augment)
+                seed=seed, micro_batch=size, augment=augment)
 
 # %% ../nbs/10_resnet20.ipynb #ab7866ee
 def set_up(config, out, root=None, device=None, seed=None, peers=Peers()):

@@ -20,7 +20,8 @@ import dp_course.processes as processes
 from dp_course.accounting import PLDAccountant, PrivacyPlan
 from dp_course.data import Images, poisson_indices
 from dp_course.dpsgd import FlatClip, Trainer, loop_grad_sum, step_generator
-from dp_course.processes import Peers, ProcessTrainer, join, shard
+from dp_course.gradients import fast_grad_sum
+from dp_course.processes import Peers, ProcessTrainer, fixed_shape, join, shard
 from dp_course.records import class_counts, read_record
 from dp_course.train import main, make_config, run
 from dp_course.tricks import EMA, views
@@ -336,6 +337,33 @@ def test_torchrun_trains_once_prints_once_and_leaves_one_record(tmp_path):
     assert done.stdout.count("test accuracy at the last step") == 1 and done.stdout.count("step     6/6") == 1
     start, *_, end = read_record(*tmp_path.glob("*.jsonl"))
     assert start["processes"] == 2 and end["finished"] and end["eps_pld"] <= 3 and len(list(tmp_path.iterdir())) == 3
+
+
+def stopped_run(peers, out):
+    asked = []
+    def stop(): asked.append(1); return peers.rank == 1 and len(asked) > 2
+    end = run(make_config("digits-eps3-fast"), out=out, peers=peers, seed=3, stop=stop, **QUIET)
+    return end and {k: end[k] for k in ("step", "why", "finished")}
+
+
+def test_when_one_must_go_all_stop_after_the_same_step(tmp_path):
+    # one process is asked to stop (Ctrl-C, SIGTERM) before its third step; nobody may wait for its sums
+    assert together(2, stopped_run, tmp_path, str(tmp_path/"out")) == [dict(step=2, why="interrupted", finished=False), None]
+
+
+@pytest.mark.parametrize("b", [1, 5, 8])
+def test_filling_up_a_micro_batch_changes_nothing(b):
+    data, shapes = pictures(), []
+    def engine(model, loss_fn, x, y, clip): shapes.append(len(x)); return fast_grad_sum(model, loss_fn, x, y, clip)
+    loss = partial(nn.functional.cross_entropy, reduction="none")
+    for x in (data.train_x[:b], data.train_x[:b, None].repeat(1, 3, 1, 1, 1)*torch.linspace(.5, 1.5, 3).view(1, 3, 1, 1, 1)):
+        a, na = fast_grad_sum(network(), loss, x, data.train_y[:b], FlatClip(.3))
+        f, nf = fixed_shape(engine, 8)(network(), loss, x, data.train_y[:b], FlatClip(.3))
+        assert torch.allclose(na, nf, atol=1e-12) and all(torch.allclose(a[k], f[k], atol=1e-12) for k in a)
+    assert shapes == [8, 8]
+    seen = []
+    fixed_shape(engine, 8)(network(), loss, x, data.train_y[:b], lambda norms: seen.append(norms.shape) or FlatClip(.3)(norms))
+    assert seen == [(4, b)], "the clip sees real examples only"
 
 
 def test_a_mistake_is_told_once(monkeypatch, capsys):
