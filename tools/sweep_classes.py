@@ -13,7 +13,7 @@ from dp_course.scattering import linear_head, scattered
 
 ROOT = Path(__file__).resolve().parent.parent
 SPLIT = 5000                   # training images held out for choosing the rate
-RATES = (.00001, .00003, .0001)
+RATES = (.0005, .002, .008)
 
 
 def train(data, lr, seed, epochs, batch_size):
@@ -35,7 +35,7 @@ def train(data, lr, seed, epochs, batch_size):
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--out", default=ROOT/"runs/2026-11-21-sweep-classes.jsonl", type=Path)
-    p.add_argument("--epochs", default=8, type=int)
+    p.add_argument("--epochs", default=6, type=int)
     p.add_argument("--batch-size", default=1024, type=int)
     p.add_argument("--minutes", default=4., type=float, help="start no run after so many; run it again for the rest")
     a, begin = p.parse_args(), time.perf_counter()
