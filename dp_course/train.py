@@ -62,11 +62,11 @@ ENGINES = {"fast": fast_grad_sum, "vmap": vmap_grad_sum, "loop": loop_grad_sum,
 CHOICES = {"features": ("", "scatter"), "model": {**MODELS, **HEADS}, "engine": ENGINES,
            "optimizer": ("sgd", "rmsprop"), "schedule": SCHEDULES}
 
-# %% ../nbs/10_resnet20.ipynb #26c4350d
+# %% ../nbs/10_resnet20.ipynb #0aa8f5b2
 def _presets():
     "The runs of the course, and a miniature of each."
     digits = dict(model="digit_filters", batch_size=240, epochs=12, lr=.4, schedule="linear",
-                  micro_batch=512, tuning_runs=19,
+                  micro_batch=512, tuning_runs=19, crop=1, flip=False,  # of views, should you ask for some
                   about="the main job: 1,437 digits, two CPU cores, under two minutes")
     cifar = dict(data="cifar10", epochs=81.92, lr=2., momentum=0., views=16, ema=.999, micro_batch=1024,
                  about="ResNet-20 on CIFAR-10: batch 4096, 1000 steps, 16 views, averaged weights")
