@@ -26,6 +26,7 @@ from dp_course.records import class_counts, read_record
 from dp_course.train import main, make_config, run
 from dp_course.tricks import EMA, views
 
+if sys.platform == "linux": os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine without network may not know its own name
 ROOT, QUIET = Path(__file__).resolve().parent.parent, dict(say=lambda text: None)
 
 
