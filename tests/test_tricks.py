@@ -89,6 +89,18 @@ def test_views_of_nobody_of_integers_and_of_strided_images():
     assert v.dtype == torch.uint8 and torch.equal(v, views(x.contiguous(), 2, gen()))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_views_on_a_gpu_never_wait_for_it():
+    x, g = torch.randn(5, 3, 8, 8, device="cuda"), torch.Generator("cuda").manual_seed(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try: v = views(x, 4, g, pad=2)
+    finally: torch.cuda.set_sync_debug_mode("default")
+    padded = F.pad(x, (2,)*4, mode="reflect")
+    crops = [padded[:, :, i:i+8, j:j+8] for i in range(5) for j in range(5)]
+    crops = torch.stack(crops + [c.flip(-1) for c in crops])
+    assert (crops[:, :, None] == v[None]).flatten(3).all(3).any(0).all()
+
+
 @pytest.mark.parametrize("bad", [dict(k=0), dict(pad=8), dict(pad=-1), dict(x=torch.zeros(3, 8, 8))])
 def test_views_refuse(bad):
     with pytest.raises(ValueError, match="pass"): views(**dict(x=torch.zeros(2, 1, 8, 8), k=2, generator=gen(), pad=1) | bad)

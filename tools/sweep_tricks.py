@@ -3,9 +3,9 @@
     python tools/sweep_tricks.py ladder few      none, + GroupNorm, + large batch, + WS, + views (and + EMA, which costs no run)
     python tools/sweep_tricks.py optimizers few  momentum, Adam with and without correction, RMSprop, cosine, fewer views
 
-The ladder is climbed twice: 'many' has all 50,000 training images and sees 65,536 (1.3 epochs), 'few' has 10,000 and
-sees 98,304 (9.8 epochs). First every learning rate of a rung is tried once and judged on 5,000 held-out training
-images; the best then trains with three seeds and is tested at the last step. CIFAR-10 at 16x16, else the digits.
+Every run sees 65,536 images in expectation. The ladder is climbed twice: 'many' has all 50,000 training images (1.3
+epochs), 'few' has 10,000 (6.6 epochs). Every learning rate of a rung is tried once and judged on 5,000 held-out
+training images; the best then trains with three seeds and is tested at the last step. CIFAR-10 at 16x16, else digits.
 Call it again until it says that nothing is left; `--minutes` says when to stop starting new runs.
 """
 import argparse
@@ -31,7 +31,7 @@ from dp_course.tricks import EMA, DPAdam, Schedule, TailAverage, multiplicity  #
 
 RECORD = ROOT/"runs/2026-11-21-sweep-tricks.jsonl"
 EPS, DELTA, CLIP, SEEDS = 8., 1e-5, 1., (0, 1, 2)
-EXAMPLES = {"many": 512*128, "few": 512*192}
+EXAMPLES = {"many": 512*128, "few": 512*128}  # seen in expectation: 1.3 and 6.6 epochs
 RATES = (1., 2., 4., 8.)
 BASE = dict(norm=True, ws=True, batch_size=512, k=0, optimizer="sgd", schedule="constant")
 RUNGS = {  # each adds one thing to the one before it; + EMA is read from the runs of + views
@@ -111,7 +111,12 @@ def measure(trainer):
 
 
 def rows():
-    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+    "The recorded runs; of two records of the same run the first."
+    seen = {}
+    for line in RECORD.read_text().splitlines() if RECORD.exists() else []:
+        r = json.loads(line)
+        seen.setdefault((r.get("setting", "many"), r["rung"], r["split"], r["lr"], r["seed"]), r)
+    return list(seen.values())
 
 
 def find(setting, rung, split, lr=None, seed=None):
