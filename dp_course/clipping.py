@@ -215,9 +215,9 @@ def decay(
     stair = (torch.arange(steps, dtype=torch.float64)*levels/steps).floor()/max(levels-1, 1)
     return first*(last/first)**stair
 
-# %% ../nbs/07_clipping.ipynb #c774b5c4
+# %% ../nbs/07_clipping.ipynb #2e269b6c
 def falling_noise(
-    ratios,            # (steps,) noise of each step relative to the first; may fall, not rise; stairs are fast
+    ratios,            # (steps,) noise relative to the first step; may fall, not rise; stairs are fast
     by=PLDAccountant,  # the accountant that composes the unequal steps
 ):                     # an accountant class for `PrivacyPlan(..., accountant=...)`
     "Make an accountant that charges step t with `ratios[t]` times the plan's sigma."
