@@ -1,8 +1,8 @@
 """The longer experiments of notebook 08: one JSON line per finished run, appended to runs/; what is recorded is skipped.
 
     python tools/sweep_scaling.py grid      accuracy over batch size and steps at eps = 3, learning rate tuned for each
-    python tools/sweep_scaling.py rules     the best learning rate at each batch size, with and without noise
     python tools/sweep_scaling.py papernot  batch 256 x 40 epochs against 1024 x 7, Papernot et al. 2021
+    python tools/sweep_scaling.py small     the same with a small network, a few minutes
     python tools/sweep_scaling.py signal    signal and noise of one gradient, over batch size and training
 
 Call it again until it says that nothing is left; `--minutes` says when to stop starting new runs.
@@ -28,6 +28,7 @@ from dp_course.data import best_available  # noqa: E402
 from dp_course.dpsgd import FlatClip, Trainer  # noqa: E402
 from dp_course.gradients import fast_grad_sum  # noqa: E402
 from dp_course.models import papernot_cnn  # noqa: E402
+from dp_course.scaling import matched_lr, nonprivate_signal_noise  # noqa: E402
 
 RECORD = ROOT/"runs/2026-11-21-sweep-scaling.jsonl"
 KEY = ("part", "split", "model", "n", "batch_size", "steps", "planned", "lr", "noise", "seed")
@@ -56,12 +57,6 @@ def cnn(seed):
     return papernot_cnn(16, "tanh")
 
 
-class Silent:
-    "A plan without noise, and so without privacy, for comparison."
-    accountant, eps, delta, sigma = PrivacyPlan.accountant, float("inf"), DELTA, 0.
-    def __init__(self, n, batch_size, steps): self.n, self.batch_size, self.steps, self.q = n, batch_size, steps, batch_size/n
-
-
 def seen():
     "Keys of the runs that are recorded."
     if not RECORD.exists(): return set()
@@ -79,7 +74,7 @@ def describe(part, split, data, name, model, plan, steps, lr, momentum, clip, se
     return {"part": part, "split": split, "data": data.name, "model": name,
             "parameters": sum(p.numel() for p in model.parameters()), "n": plan.n, "batch_size": plan.batch_size,
             "q": plan.q, "steps": steps, "planned": plan.steps, "epochs": steps*plan.q, "sigma": plan.sigma,
-            "noise": plan.sigma > 0, "target_eps": plan.eps if plan.sigma else None, "delta": plan.delta, "lr": lr,
+            "noise": True, "target_eps": plan.eps, "delta": plan.delta, "lr": lr,
             "momentum": momentum, "max_norm": clip.max_norm, "seed": seed, "tested_on": len(data.test_x)}
 
 
@@ -101,7 +96,7 @@ def train(part, split, data, name, make, plan, lr, seed, *, momentum=0., max_nor
             trainer.save(keep)
             keep.with_suffix(".json").write_text(json.dumps(before + time.time() - began))
             return False
-    eps = trainer.epsilon() if plan.sigma else None
+    eps = trainer.epsilon()
     write(row | {"eps": eps, "accuracy": trainer.evaluate(), "seconds": round(before + time.time() - began, 2)})
     if keep:
         for p in keep.parent.glob(f"{keep.stem}.*"): p.unlink()
@@ -139,36 +134,37 @@ def grid(deadline, keep):
     return True
 
 
-def rules(deadline, keep, epochs=16):
-    "Validation accuracy against learning rate at each batch size, epochs fixed; with noise at eps = 3, and without."
-    val = small_fashion(N, "val")
-    for batch_size in BATCHES[::-1]:
-        steps = round(epochs*N/batch_size)
-        for plan in (PrivacyPlan(N, batch_size, steps, EPS, DELTA), Silent(N, batch_size, steps)):
-            for lr, seed in product([2.**k for k in range(-5, 6)], range(2)):
-                if not train("rules", "val", val, "mlp", mlp, plan, lr, 200+seed, deadline=deadline): return False
-    return True
-
-
 def papernot(deadline, keep, seeds=range(3)):
-    "1024 x 7: tuned on 5,000 held-out images. 256 x 40: its lr keeps lr*T, rounded to a power of two. Three seeds each."
+    "1024 x 7: tuned on 5,000 held-out images. 256 x 40: its lr is carried over (`matched_lr`), to the nearest power of two. Three seeds each."
     data = best_available("fashion", "digits")
     val, kw = data.split(5000), dict(momentum=.9, max_norm=.1, deadline=deadline)
     def plan(n, batch_size, epochs): return PrivacyPlan(n, batch_size, round(epochs*n/batch_size), 2.7, DELTA)
     for lr in (.5, 1., 2., 4., 8.):
         if not train("papernot", "val", val, "cnn", cnn, plan(55_000, 1024, 7), lr, 100, **kw): return False
-    tuned = best_lr(rows(part="papernot", split="val", batch_size=1024))
+    tuned = best_lr(rows(part="papernot", split="val", model="cnn", batch_size=1024))
     short, long = plan(60_000, 1024, 7), plan(60_000, 256, 40)
-    carried = 2.**round(math.log2(tuned*short.steps/long.steps))
+    carried = 2.**round(math.log2(matched_lr(tuned, *((p.batch_size, p.steps, p.sigma) for p in (short, long)))))
     for seed, (p, lr) in product(seeds, ((short, tuned), (long, carried))):
         at = keep/f"papernot-{p.batch_size}-{lr:g}-{seed}.checkpoint"
         if not train("papernot", "test", data, "cnn", cnn, p, lr, seed, keep=at, **kw): return False
     return True
 
 
+def small(deadline, keep):
+    "The same two settings with the small network on 14x14 pixels; both rates tuned on 5,000 held-out images."
+    val, test = small_fashion(55_000, "val"), small_fashion(60_000, "test")
+    for batch_size, epochs in ((1024, 7), (256, 40)):
+        def plan(n): return PrivacyPlan(n, batch_size, round(epochs*n/batch_size), 2.7, DELTA)
+        for lr in LRS:
+            if not train("papernot", "val", val, "mlp", mlp, plan(55_000), lr, 100, deadline=deadline): return False
+        lr = best_lr(rows(part="papernot", split="val", model="mlp", batch_size=batch_size))
+        for seed in range(3):
+            if not train("papernot", "test", test, "mlp", mlp, plan(60_000), lr, seed, deadline=deadline): return False
+    return True
+
+
 def signal(deadline, keep):
     "Measure a clipped gradient's signal and noise before, during and after the 1024 x 7 run."
-    from dp_course.scaling import nonprivate_signal_noise
     data = best_available("fashion", "digits")
     plan = PrivacyPlan(60_000, 1024, round(7*60_000/1024), 2.7, DELTA)
     trainer = Trainer(cnn(0), data, plan, engine=fast_grad_sum, clip=FlatClip(.1), seed=0, micro_batch=512,
@@ -188,7 +184,7 @@ def signal(deadline, keep):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["grid", "rules", "papernot", "signal"])
+    parser.add_argument("part", choices=["grid", "papernot", "small", "signal"])
     parser.add_argument("--minutes", type=float, default=1e9, help="start no run after this time")
     parser.add_argument("--keep", type=Path, default=ROOT/"out", help="folder for the checkpoint of a long run")
     parser.add_argument("--seed", type=int, help="papernot: this seed only")
