@@ -138,6 +138,11 @@ def test_charging_more_than_needed_is_no_lie():
     assert R.verify(forged(made_up(eps=3.), "plan", sigma=made_up()[0]["plan"]["sigma"]*1.05))
 
 
+def test_of_several_runs_the_largest_eps_is_shown(three):
+    more = forged(three[1], -1, eps_pld=1.0003*three[1][-1]["eps_pld"])  # repeated steps with another seed, say
+    assert R.headline([three[0], more])["eps_pld"] == more[-1]["eps_pld"] == R.headline([more, three[0]])["eps_pld"]
+
+
 def test_every_committed_record_holds():
     found = R.recorded(RUNS)
     assert sum(map(len, found.values())) >= 9
