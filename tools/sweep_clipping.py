@@ -26,7 +26,7 @@ from dp_course.gradients import fast_grad_sum
 
 RECORD = Path(__file__).resolve().parent.parent/"runs/2026-11-21-sweep-clipping.jsonl"
 EPS, DELTA = 3., 1e-5
-SPEEDS = (.5, 1., 2., 4., 8.)   # learning rate times the first threshold: how far one step of full signal goes
+SPEEDS = (.5, 1., 2., 4., 8., 16.)   # learning rate times the first threshold: how far one step of full signal goes
 SEEDS, TUNING_SEED = range(5), 100
 
 
@@ -35,7 +35,7 @@ def ratios(steps): return decay(1., .5, steps, levels=min(steps, 15))
 
 # method -> first threshold C, and (C, plan, model) -> clip
 METHODS = {
-    **{f"flat C={C:g}": (C, lambda C, plan, model: FlatClip(C)) for C in (.03, .1, .3, 1., 3.)},
+    **{f"flat C={C:g}": (C, lambda C, plan, model: FlatClip(C)) for C in (.03, .1, .3, 1., 3., 10.)},
     "adaptive": (1., lambda C, plan, model: AdaptiveClip(plan.batch_size, C)),
     "per layer, equal": (1., lambda C, plan, model: LayerClip(C, layer_groups(model))),
     "per layer, learnt": (1., lambda C, plan, model: LayerClip(C, layer_groups(model), own_noise=True, batch_size=plan.batch_size)),
