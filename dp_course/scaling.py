@@ -106,14 +106,14 @@ def sigma_table(
                          snr=snr(b, t, sigma)))
     return rows
 
-# %% ../nbs/08_scaling.ipynb #e08865bb
+# %% ../nbs/08_scaling.ipynb #4049eec5
 def snr_ceiling(
     n:int,
     eps:float,
     delta:float,
 ):               # what `steps` full batches reach, however many
     "The signal-to-noise proxy that a budget can buy from `n` examples, and no batch size exceeds."
-    # q = 1: T Gaussian releases with sigma are one with sigma/sqrt(T), so sqrt(T) n / sigma = n/gaussian_sigma
+    # q = 1: T Gaussian releases with sigma are worth one with sigma/sqrt(T) = gaussian_sigma(eps, delta)
     return n/gaussian_sigma(eps, delta)
 
 # %% ../nbs/08_scaling.ipynb #caf4e3cb
