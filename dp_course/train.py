@@ -286,7 +286,7 @@ _EXAMPLES = """examples:
 
 def make_parser():
     "Say what the command understands."
-    names = "\n".join(f"  {k:16}{v['about']}" for k, v in PRESETS.items() if not k.endswith("-fast"))
+    names = "\n".join(f"  {k:23}{v['about']}" for k, v in PRESETS.items() if not k.endswith("-fast"))
     p = argparse.ArgumentParser(
         "dp-train", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         description="Train an image classifier with differential privacy: what it publishes is almost as\n"
