@@ -145,8 +145,9 @@ class ConvWeight:
     def grads(self):  # (b,*weight.shape)
         "Grouped convolutions: the examples become groups, and the backend adds up the views."
         w, groups = self.m.weight, self.m.groups
-        n = 1 + 2**21//w.numel()  # examples at a time, about 8 MB: the backend holds three copies for a moment
-        x, g = _fold(self.x, self.b).split(n*w.shape[1]*groups, 1), _fold(self.g, self.b).split(n*len(w), 1)
+        n = 1 + 2**21//w.numel()  # examples at a time, about 8 MB: the backend holds three copies
+        x = _fold(self.x, self.b).split(n*w.shape[1]*groups, 1)
+        g = _fold(self.g, self.b).split(n*len(w), 1)
         if len(x) == 1: return self._backward(g[0], x[0], self.b*groups).reshape(self.b, *w.shape)
         G = g[0].new_empty(self.b, *w.shape)
         for part, xs, gs in zip(G.split(n), x, g):
