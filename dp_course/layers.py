@@ -145,7 +145,8 @@ class ConvWeight:
     def grads(self):  # (b,*weight.shape)
         "Grouped convolutions: the examples become groups, and the backend adds up the views."
         w, groups = self.m.weight, self.m.groups
-        n = 1 + 2**21//w.numel()  # examples at a time, about 8 MB: the backend holds three copies
+        pieces = max(1, min(self.b, self.b*w.numel()//2**21))  # of 8 MB: the backend holds three copies
+        n = -(-self.b//pieces)  # examples at a time
         x = _fold(self.x, self.b).split(n*w.shape[1]*groups, 1)
         g = _fold(self.g, self.b).split(n*len(w), 1)
         if len(x) == 1: return self._backward(g[0], x[0], self.b*groups).reshape(self.b, *w.shape)
