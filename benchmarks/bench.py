@@ -157,12 +157,12 @@ def peak_here(case, name, device):
 
 
 def table(result):
-    lines = [f"{'':14}{'engine':22}{'seconds':>9}{'ratio':>8}  {'quartiles':15}{'peak MB':>8}{'ratio':>7}"]
+    lines = [f"{'':16}{'engine':22}{'seconds':>9}{'ratio':>8}  {'quartiles':15}{'peak MB':>8}{'ratio':>7}"]
     for case, rows in result["cases"].items():
         for name, r in rows.items():
-            if "note" in r: lines.append(f"{case:14}{name:22} {r['note']}"); continue
+            if "note" in r: lines.append(f"{case:16}{name:22} {r['note']}"); continue
             memory = f"{r['peak_mb']:8}{r['peak_ratio']:7.2f}" if r.get("peak_mb") is not None else ""
-            lines.append(f"{case:14}{name:22}{r['seconds']:9.4f}{r['ratio']:8.2f}  {r['q1']:.2f} .. {r['q3']:.2f}   {memory}")
+            lines.append(f"{case:16}{name:22}{r['seconds']:9.4f}{r['ratio']:8.2f}  {r['q1']:.2f} .. {r['q3']:.2f}   {memory}")
     return "\n".join(lines)
 
 
