@@ -250,9 +250,8 @@ class PLDAccountant(_Ledger):
         return self._epsilon(ledger, -1, delta, self._epsilon(ledger, 1, delta, 0.)) if ledger else 0.
 
     def _epsilon(self, ledger, sign, delta, least):
-        side = _Loss(ledger, sign, delta)
+        side, slope, h = _Loss(ledger, sign, delta), 0, 0
         eps = (side.bound/TILTS-np.log1p(1/TILTS)-(math.log(delta)+np.log1p(TILTS))/TILTS).min()  # RDP's
-        slope, h = 0, 0
         for tol in (1e-2, 1e-4):
             for _ in range(8):
                 if eps <= least: return least                     # every estimate is too high
@@ -301,12 +300,13 @@ def noise_multiplier(eps, delta, q, steps, accountant=PLDAccountant):  # sigma, 
         while over(hi, by) > 0: lo, hi = hi, hi+.7
         while over(lo, by) <= 0: lo, hi = lo-.7, lo
         return optimize.brentq(over, lo, hi, args=(by,), xtol=1e-4)
-    log_sigma = solve(RDPAccountant, -.5, .5)                 # cheap and close: start there
+    low = over(25., RDPAccountant) > 0                        # so small an eps is beyond its orders
+    if low and accountant is RDPAccountant: raise ValueError(f"RDP cannot show {eps=}: use PLDAccountant")
+    log_sigma = 0. if low else solve(RDPAccountant, -.5, .5)  # cheap and close: start there
     if accountant is not RDPAccountant: log_sigma = solve(accountant, log_sigma-.12, log_sigma+.001)
     sigma = math.exp(log_sigma)
-    while True:
-        sigma = float(f"{sigma*(1+5e-5):.6g}")                # six digits, upwards
-        if epsilon(q, sigma, steps, delta, accountant) <= eps: return sigma
+    while epsilon(q, sigma := float(f"{sigma*(1+5e-5):.6g}"), steps, delta, accountant) > eps: pass
+    return sigma                                              # six digits, upwards
 
 # %% ../nbs/02_accounting.ipynb #13415935
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from scipy import special
 
 from dp_course.accounting import (PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, loss_masses, noise_multiplier,
                                   rdp_gaussian, rdp_sampled_gaussian, rdp_to_epsilon)
-from dp_course.definition import gaussian_epsilon
+from dp_course.definition import gaussian_epsilon, gaussian_sigma
 
 ORDERS = np.array([1.1, 1.5, 2, 2.5, 3, 4.7, 7.3, 10.9, 12, 20.5, 33, 63])
 BOTH = pytest.mark.parametrize("accountant", [RDPAccountant, PLDAccountant])
@@ -280,3 +280,14 @@ def test_numbers_of_the_report():
     for q, steps, sigma in ((1/98, 1470, .928), (1/25, 625, 1.714), (1/13, 650, 3.079)):
         assert noise_multiplier(3, 1e-5, q, steps, RDPAccountant) == pytest.approx(sigma, abs=4e-3)
     assert PLDAccountant().step(1, 1.6138, 25).epsilon(1e-5) == pytest.approx(17.39, abs=.01)
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1e-2, .1])
+def test_tiny_budgets(eps):
+    "RDP's orders end before eps = 0: PLD calibrates all the same, RDP says that it cannot."
+    exact = gaussian_sigma(eps, 1e-5)
+    assert exact <= noise_multiplier(eps, 1e-5, 1., 1) < 1.001*exact
+    sigma = noise_multiplier(eps, 1e-5, .01, 100)
+    assert .998*eps < epsilon(.01, sigma, 100, 1e-5) <= eps
+    if eps < .005:
+        with pytest.raises(ValueError, match="RDP cannot show eps"): noise_multiplier(eps, 1e-5, .01, 100, RDPAccountant)
