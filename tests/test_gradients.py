@@ -403,3 +403,17 @@ def test_wide_layers_are_folded_in_pieces(groups, k, monkeypatch):
     weight = layers.ConvWeight(m, x, g, None, (1, 1), 31)
     assert torch.allclose(weight.grads(), weight.naive(), 1e-10, 1e-10)
     assert calls == [16*groups, 15*groups]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", [nn.ReLU, partial(nn.ReLU, inplace=True), partial(nn.ELU, inplace=True)])
+@every
+def test_wide_standardized_convolutions_before_an_activation(engine, activation, bias):
+    "Their norms read the layer's own output, unless an activation in place has overwritten it."
+    torch.manual_seed(0)
+    conv = WSConv2d(48, 48, 3, padding=1, bias=bias)
+    model = nn.Sequential(conv, activation(), nn.Flatten(), nn.Linear(48*16, 5)).double()
+    x, y = torch.randn(4, 48, 4, 4).double(), torch.arange(4)
+    assert layers._gram_pays(conv, x, x, (1, 1), 4)
+    (G, N), (g, n) = (e(model, LOSS, x, y, FlatClip(.5)) for e in (loop_grad_sum, engine))
+    assert torch.allclose(n, N, 1e-9) and all(torch.allclose(g[k], G[k], 1e-9, 1e-12) for k in G)
