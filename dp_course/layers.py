@@ -14,16 +14,15 @@ import torch.nn.functional as F
 
 from .models import WSConv2d
 
-# %% ../nbs/06_each_layer.ipynb #bc3738e2
+# %% ../nbs/06_each_layer.ipynb #97fc1bd6
 def _wide(dtype): return torch.promote_types(dtype, torch.float32)  # norms and sums are never half precision
 
-def _clean(t, bad):
-    "Erase the rows of bad examples (b): multiplying by zero would leave their NaN."
-    return t if bad is None else t.masked_fill(bad.repeat(len(t)//len(bad)).view(-1, *[1]*(t.dim()-1)), 0)
-
-def _scale(t, factors, bad):
-    "Multiply the rows of each example by its factor (b)."
-    return _clean(t, bad)*factors.to(t.dtype).repeat(len(t)//len(factors)).view(-1, *[1]*(t.dim()-1))
+def _clean(t, bad, factors=None):
+    "Widen, erase the rows of bad examples (b), as 0*NaN is NaN, and scale the others."
+    t = t.to(_wide(t.dtype))
+    def rows(v): return v.repeat(len(t)//len(v)).view(-1, *[1]*(t.dim()-1))
+    if bad is not None: t = t.masked_fill(rows(bad), 0)
+    return t if factors is None else t*rows(factors.to(t.dtype))
 
 def _norm(t, b):  # ((k b),...) -> (b)
     return torch.linalg.vector_norm(t.reshape(len(t)//b, b, -1), dim=(0, 2), dtype=_wide(t.dtype))
@@ -35,15 +34,15 @@ class _Direct:
     def sq(self): return torch.linalg.vector_norm(self.flat, dim=1, dtype=_wide(self.flat.dtype)).square()
 
     def total(self, factors, bad):
-        wide = _wide(self.flat.dtype)
-        return (factors.to(wide) @ _clean(self.flat, bad).to(wide)).view(self.shape)
+        flat = _clean(self.flat, bad)
+        return (factors.to(flat.dtype) @ flat).view(self.shape)
 
 class _Later:
     "Squared norms (b) now, and a function for the weighted sum once the factors are known."
     def __init__(self, sq, total=None): self._sq, self.total = sq, total
     def sq(self): return self._sq
 
-# %% ../nbs/06_each_layer.ipynb #b43a926f
+# %% ../nbs/06_each_layer.ipynb #12584cc3
 class LinearWeight:
     "The same for a linear layer: input (b,t,i) and output gradient (b,t,o), the views among the positions t."
     def __init__(self, m, x, g): self.m, self.x, self.g = m, x, g
@@ -56,16 +55,14 @@ class LinearWeight:
         return t == 1 or t*(i + o) < i*o
 
     def gram(self):
-        wide = _wide(self.x.dtype)
-        x, g = self.x.to(wide), self.g.to(wide)
+        x, g = (t.to(_wide(t.dtype)) for t in (self.x, self.g))
         if x.shape[1] == 1: return x.square().sum((1, 2))*g.square().sum((1, 2))
         return _gram_sq(x @ x.mT, g @ g.mT)
 
     def bound(self): return _norm(self.x, len(self.x))*_norm(self.g, len(self.g))  # of the gradient's norm
 
     def total(self, factors, bad):
-        wide = _wide(self.x.dtype)
-        x, g = _clean(self.x.to(wide), bad), _scale(self.g.to(wide), factors, bad)
+        x, g = _clean(self.x, bad), _clean(self.g, bad, factors)
         return g.flatten(0, 1).T @ x.flatten(0, 1)
 
     def keep(self, G, once=True): return _Direct(G)
@@ -81,36 +78,24 @@ def _linear(tape, m, x):
     y = F.linear(x, _const(m.weight, x), _const(m.bias, x))
     return Tap.apply(tape.anchor, y, x, m, _linear_back, tape)
 
-# %% ../nbs/06_each_layer.ipynb #127126c5
+# %% ../nbs/06_each_layer.ipynb #c6104ffc
 def _gram_sq(A, D):
     "sum(A*D) per example, a sum with both signs: its rounding error is bounded by the two norms, and added."
     a, d = A.flatten(1), D.flatten(1)
     slack = 4*torch.finfo(a.dtype).eps*torch.linalg.vector_norm(a, dim=1)*torch.linalg.vector_norm(d, dim=1)
     return torch.linalg.vecdot(a, d).clamp(min=0) + slack
 
-def _moved(A, size, moves):
-    "Add up A moved along its diagonal, (b,n,n) -> (b,size,size); what moves in from outside is zero."
-    n, same = A.shape[1], size == A.shape[1] and 0 in moves
-    total = A.clone() if same else A.new_zeros(len(A), size, size)
-    for s in moves:
-        low, high = max(0, -s), min(size, n - s)
-        if low < high and not (same and s == 0):
-            total[:, low:high, low:high] += A[:, low+s:high+s, low+s:high+s]
-    return total
+# %% ../nbs/06_each_layer.ipynb #827b7099
+def _patches(x, m, padding):  # (rows,groups,i*kh*kw,t)
+    "Everything that each weight of a convolution multiplies, one row per weight."
+    n = len(m.stride)
+    if any(padding): x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
+    for d, (k, stride, dilation) in enumerate(zip(m.kernel_size, m.stride, m.dilation), 2):
+        x = x.unfold(d, dilation*(k-1) + 1, stride)[..., ::dilation]  # a view: nothing is copied yet
+    x = x.permute(0, 1, *range(2+n, 2+2*n), *range(2, 2+n))
+    return x.reshape(len(x), m.groups, -1, x.shape[-n:].numel())
 
-def _pixel_gram(x, g, padding, kernel, dilation):
-    "Squared norms (b) of a stride-1 convolution's gradients from inner products of pixels, not patches."
-    # In rows of equal width W, moving a pixel by (u,v) moves its flat position by u*W + v. The zeros at the
-    # end of a row keep a pixel that is moved out of its row from meeting one of the next.
-    W = max(x.shape[3] + padding[1], g.shape[3])
-    x, g = (F.pad(t, (0, W - t.shape[3])).flatten(2) for t in (x, g))
-    A, D = x.mT @ x, g.mT @ g
-    sizes = A.shape[1], D.shape[1]
-    for d, step in ((1, 1), (0, W)):
-        A = _moved(A, sizes[1-d], [(j*dilation[d] - padding[d])*step for j in range(kernel[d])])
-    return _gram_sq(A, D)
-
-# %% ../nbs/06_each_layer.ipynb #0a20591d
+# %% ../nbs/06_each_layer.ipynb #7edacc75
 def _fold(t, b):
     "Examples into channels: rows (k b) -> (k, b*channels, ...)."
     return t.reshape(len(t)//b, b*t.shape[1], *t.shape[2:])
@@ -119,21 +104,48 @@ def _add_up(t, b):
     "Add up views and positions: ((k b),c,...) -> (b,c)."
     return t.reshape(len(t)//b, b, t.shape[1], -1).sum((0, 3), dtype=_wide(t.dtype))
 
-def _gram_pays(m, x, y, padding, b):
-    "Is the Gram matrix of the t positions much smaller than the gradient?"
-    # 2 t^2 < p, as in Bu et al. 2022 (arXiv 2205.10683); measured in 06_each_layer
-    p, t = m.weight.numel(), y[0, 0].numel()
-    if len(m.stride) != 2 or m.groups > 1 or len(x) > b: return False  # t counts views, too
-    if isinstance(m, WSConv2d) and m.weight[0].numel() < 16: return False  # little is left of a few
-    if x.dtype.itemsize < 4 or x.is_cuda: return False  # norm and sum would round differently
-    if m.stride == (1, 1): t = x.shape[2]*(x.shape[3] + padding[1])
-    return 2*t*t < p
+def _thin(m, rows, b):
+    "Would a grouped convolution leave lanes of the processor empty?"
+    o, i = m.weight.shape[:2]
+    odd = max(m.kernel_size) == 1 or max(m.stride) == 1 and (i % 8 or o % 8)
+    return m.groups == 1 and bool(i < 8 or odd and rows == b)
 
+# %% ../nbs/06_each_layer.ipynb #16bc9767
+def _moved(A, d, size, moves):
+    "Add up A (b,h,w,h,w) moved along its dimensions d and d+2 at once; zeros come in from outside."
+    def part(T, low, high): return T.narrow(d, low, high-low).narrow(d+2, low, high-low)
+    n, same = A.shape[d], size == A.shape[d] and 0 in moves
+    total = A.clone() if same else A.new_zeros([size if e in (d, d+2) else k for e, k in enumerate(A.shape)])
+    for s in moves:
+        low, high = max(0, -s), min(size, n - s)
+        if low < high and not (same and s == 0): part(total, low, high).add_(part(A, low+s, high+s))
+    return total
+
+def _conv_gram(x, g, m, padding):
+    "Squared norms (b) of a convolution's gradients; at stride 1 from inner products of pixels, not patches."
+    pixels = m.stride == (1, 1)
+    A, D = (t.mT @ t for t in (x.flatten(2) if pixels else _patches(x, m, padding).squeeze(1), g.flatten(2)))
+    if pixels:
+        A = A.view(len(x), *x.shape[2:], *x.shape[2:])
+        for d, (k, step, p) in enumerate(zip(m.kernel_size, m.dilation, padding)):
+            A = _moved(A, d+1, g.shape[d+2], [j*step - p for j in range(k)])
+    return _gram_sq(A, D)
+
+def _gram_pays(m, x, y, b):
+    "Is the Gram matrix of the t positions much smaller than the gradient?"
+    # Bu et al. 2022 (arXiv 2205.10683): 2 t^2 < p. The factors here are measured in 06_each_layer.
+    if len(m.stride) != 2 or m.groups > 1 or len(x) > b: return False  # t counts views, too
+    if x.dtype.itemsize < 4 or x.is_cuda: return False  # norm and sum would round differently
+    p, pixels = m.weight.numel(), m.stride == (1, 1) and m.kernel_size != (1, 1)
+    if isinstance(m, WSConv2d) and p < 16*m.out_channels: return False  # little is left of a few
+    return (4 if pixels else 12)*(x if pixels else y).shape[2:].numel()**2 < p
+
+# %% ../nbs/06_each_layer.ipynb #cc3e6b93
 class ConvWeight:
     "What a convolution's input `x` and output gradient `g` say about each example's gradient."
     def __init__(self, m, x, g, y, padding, b, cfh=None):
         self.m, self.x, self.g, self.y, self.b, self.padding = m, x, g, y, b, tuple(padding)
-        self.ws, self.flat = isinstance(m, WSConv2d), len(m.stride) == 2
+        self.ws = isinstance(m, WSConv2d)
         self.cfh = m.centred() if self.ws and cfh is None else cfh  # forward, norm and sum share it
 
     def _backward(self, g, x, groups):
@@ -143,10 +155,10 @@ class ConvWeight:
                                                    none, groups, [False, True, False])[1]
 
     def grads(self):  # (b,*weight.shape)
-        "Grouped convolutions: the examples become groups, and the backend adds up the views."
+        "One grouped convolution: the examples become groups, and the backend adds up the views."
         w, groups = self.m.weight, self.m.groups
-        pieces = max(1, min(self.b, self.b*w.numel()//2**21))  # of 8 MB: the backend holds three copies
-        n = -(-self.b//pieces)  # examples at a time
+        if _thin(self.m, len(self.x), self.b): return self.naive()
+        n = -(-self.b//max(1, self.b*w.numel()//2**21))  # examples at a time: 8 MB, held three times
         x = _fold(self.x, self.b).split(n*w.shape[1]*groups, 1)
         g = _fold(self.g, self.b).split(n*len(w), 1)
         if len(x) == 1: return self._backward(g[0], x[0], self.b*groups).reshape(self.b, *w.shape)
@@ -155,19 +167,18 @@ class ConvWeight:
             part.copy_(self._backward(gs, xs, len(part)*groups).reshape(part.shape))
         return G
 
-    def unfolded(self):  # ((k b),groups,i*kh*kw,t)
-        m = self.m
-        U = F.unfold(self.x, m.kernel_size, m.dilation, self.padding, m.stride)
-        return U.unflatten(1, (m.groups, -1))
-
     def naive(self):  # (b,*weight.shape)
-        "Goodfellow's trick after unfolding the patches."
-        if not self.flat: return self.grads()
-        U, g = self.unfolded(), self.g.flatten(2).unflatten(1, (self.m.groups, -1))
-        G = torch.einsum("kbgot,kbgft->bgof", g.unflatten(0, (-1, self.b)), U.unflatten(0, (-1, self.b)))
-        return G.reshape(self.b, *self.m.weight.shape)
+        "Goodfellow's trick on the patches."
+        w, groups = self.m.weight, self.m.groups
+        g = self.g.reshape(len(self.g), groups, len(w)//groups, -1)
+        G = g.new_empty(*g.shape[:3], w[0].numel())
+        n = 1 + 2**20//(groups*w[0].numel()*g.shape[3])  # rows at a time: patches of 4 MB
+        for part, xs, gs in zip(G.split(n), self.x.split(n), g.split(n)):
+            torch.matmul(gs, _patches(xs, self.m, self.padding).mT, out=part)
+        G = G.view(-1, self.b, *w.shape)
+        return G[0] if len(G) == 1 else G.sum(0)
 
-    def gram_pays(self): return _gram_pays(self.m, self.x, self.g, self.padding, self.b)
+    def gram_pays(self): return _gram_pays(self.m, self.x, self.g, self.b)
 
     def gram(self):  # (b)
         "Squared norms without gradients."
@@ -175,33 +186,27 @@ class ConvWeight:
         if self.ws:
             c, f, h = self.cfh
             g = g*f.view(-1, 1, 1)
-        if m.stride == (1, 1):
-            n = 1 + 2**19//self.x[0, 0].numel()**2  # examples at a time: the matrices stay in the cache
-            sq = torch.cat([_pixel_gram(xs, gs, self.padding, m.kernel_size, m.dilation)
-                            for xs, gs in zip(self.x.split(n), g.split(n))])
-        else:
-            U, g = self.unfolded().squeeze(1), g.flatten(2)
-            sq = _gram_sq(U.mT @ U, g.mT @ g)
+        n = 1 + 2**22//self.x.shape[2:].numel()**2  # examples at a time: matrices of 16 MB
+        sq = torch.cat([_conv_gram(xs, gs, m, self.padding) for xs, gs in zip(self.x.split(n), g.split(n))])
         if not self.ws: return sq
         def conv(x, w): return F.conv2d(x, w, None, m.stride, self.padding, m.dilation)
         y = conv(self.x, m.standardized()) if self.y is None else self.y
         bias = 0 if m.bias is None or self.y is None else m.bias*_add_up(self.g, self.b)
         self.y = None  # the late sum does not need it
-        gc = ((self.g*y).sum((2, 3)) - bias)/f.squeeze(1)                  # sum_t y g is <g,w^>, and w^ = f c
+        gy = torch.einsum("bot,bot->bo", self.g.flatten(2), y.flatten(2))   # is <g,w^>, and w^ = f c
         box = conv(self.x.sum(1, keepdim=True), torch.ones_like(m.weight[:1, :1]))
         g1 = torch.einsum("bot,bt->bo", self.g.flatten(2), box.flatten(1))  # filters of ones
-        return _raw_sq(sq, g1, gc, c, f, h)
+        return _raw_sq(sq, g1, (gy - bias)/f.squeeze(1), c, f, h)
 
     def bound(self): return self.m.weight[0, 0].numel()**.5*_norm(self.x, self.b)*_norm(self.g, self.b)
 
     def total(self, factors, bad):
         "The weighted sum as one ordinary weight gradient."
-        wide = _wide(self.x.dtype)
-        s = self._backward(_scale(self.g.to(wide), factors, bad), _clean(self.x.to(wide), bad), self.m.groups)
+        s = self._backward(_clean(self.g, bad, factors), _clean(self.x, bad), self.m.groups)
         return _raw(s.flatten(1), *self.cfh).view(s.shape) if self.ws else s
 
     def keep(self, G, once=True):
-        if self.ws and once and self.m.weight[0].numel() >= 16: return _Standardized(G, self.cfh)
+        if self.ws and once and G[0].numel() >= 16*G.shape[1]: return _Standardized(G, self.cfh)
         return _Direct(_raw(G.flatten(2), *self.cfh).view(G.shape) if self.ws else G)
 
 # %% ../nbs/06_each_layer.ipynb #622d0e1f
@@ -212,7 +217,7 @@ def _raw(g, c, f, h):  # (...,o,n)
 def _raw_sq(gg, g1, gc, c, f, h):
     "Its squared norm (b), without it: from sum_o f^2 <g,g> (b), and <g,1> and <g,c> (b,o)."
     n, cc, f, h = c.shape[1], c.square().sum(1), f.squeeze(1), h.squeeze(1)
-    sq = gg - (f*f*g1*g1/n).sum(1) + ((h*h*cc - 2*f*h)*gc*gc).sum(1)
+    sq = gg - g1.square() @ (f*f/n) + gc.square() @ (h*(h*cc - 2*f))
     return sq.clamp(min=0) + 4*torch.finfo(gg.dtype).eps*gg  # a difference: round it up
 
 class _Standardized(_Direct):
@@ -275,7 +280,7 @@ def _conv(tape, m, x):
         w = _const(m.weight if cfh is None else (cfh[0]*cfh[1]).view_as(m.weight), x)
     none = [0]*len(padding)
     y = torch.convolution(x, w, _const(m.bias, x), m.stride, padding, m.dilation, False, none, m.groups)
-    keep_y = cfh is not None and _gram_pays(m, x, y, padding, tape.b)
+    keep_y = cfh is not None and _gram_pays(m, x, y, tape.b)
     return Tap.apply(tape.anchor, y, x, m, partial(_conv_back, padding=padding, cfh=cfh), tape, keep_y)
 
 # %% ../nbs/06_each_layer.ipynb #c18cd179
@@ -283,7 +288,7 @@ class FoldedGroupNorm(torch.autograd.Function):
     "GroupNorm that folds the examples into channels on the way back: affine gradients come out per example."
     @staticmethod
     def forward(ctx, anchor, x, m, tape):
-        area = x[0, 0].numel()
+        area = x.shape[2:].numel()
         y, mean, rstd = torch.native_group_norm(x, m.weight, m.bias, *x.shape[:2], area, m.num_groups, m.eps)
         ctx.save_for_backward(x, mean, rstd)
         ctx.m, ctx.tape = m, tape
@@ -293,7 +298,7 @@ class FoldedGroupNorm(torch.autograd.Function):
     def backward(ctx, g):
         (x, mean, rstd), m, tape = ctx.saved_tensors, ctx.m, ctx.tape
         (rows, c), b = x.shape[:2], tape.b
-        k, area = rows//b, x[0, 0].numel()
+        k, area = rows//b, x.shape[2:].numel()
         wanted = [ctx.needs_input_grad[1], m.weight.requires_grad, m.bias.requires_grad]
         dx, *affine = torch.ops.aten.native_group_norm_backward(
             g.contiguous(), x, mean.view(k, -1), rstd.view(k, -1), m.weight.detach().repeat(b), k, b*c, area,
@@ -322,7 +327,7 @@ def _layer_norm(tape, m, x):
     y = F.layer_norm(x, m.normalized_shape, _const(m.weight, m.weight), _const(m.bias, m.weight), m.eps)
     return Tap.apply(tape.anchor, y, x, m, _layer_norm_back, tape)
 
-# %% ../nbs/06_each_layer.ipynb #6ae36656
+# %% ../nbs/06_each_layer.ipynb #b90f9ecf
 def _embedding_back(tape, m, x, g, y):
     b, (v, d) = tape.b, m.weight.shape
     owner = torch.arange(b, device=x.device).repeat(tape.k)[:, None].expand(-1, x[0].numel()).flatten()
@@ -343,4 +348,3 @@ def _embedding(tape, m, x):
 
 RULES = {nn.Conv1d: _conv, nn.Conv2d: _conv, nn.Conv3d: _conv, WSConv2d: _conv, nn.Linear: _linear,
          nn.GroupNorm: _group_norm, nn.LayerNorm: _layer_norm, nn.Embedding: _embedding}
-# exact types only: a subclass may compute anything

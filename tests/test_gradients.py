@@ -374,22 +374,56 @@ def test_nothing_waits_for_the_garbage_collector(engine):
     finally: gc.enable()
 
 
-def test_pixel_gram_on_every_shape():
-    "Squared norms from moved pixels against unfolded patches: odd kernels, paddings and dilations; never too small."
+def one_by_one(m, x, g, b):
+    "Each example's weight gradient by autograd, its views added up."
+    def grad(xi, gi): return torch.autograd.grad(m(xi), m.weight, gi)[0]
+    return torch.stack([sum(grad(x[r:r+1], g[r:r+1]) for r in range(e, len(x), b)) for e in range(b)]).detach()
+
+
+def test_convolutions_of_every_shape():
+    "Patches, fold and Gram norms against autograd: odd kernels, strides, dilations, paddings, groups, views; norms never too small."
     draw = torch.Generator().manual_seed(0)
     pick = lambda low, high: int(torch.randint(low, high + 1, (), generator=draw))
-    done = 0
+    done = thin = 0
     while done < 300:
-        (kh, kw), (dh, dw), (ph, pw), (h, w) = [(pick(*r), pick(*r)) for r in ((1, 4), (1, 3), (0, 5), (1, 7))]
+        (kh, kw), (dh, dw), (sh, sw), (ph, pw), (h, w) = [(pick(*r), pick(*r)) for r in ((1, 4), (1, 3), (1, 2), (0, 5), (1, 7))]
         if h + 2*ph < dh*(kh-1) + 1 or w + 2*pw < dw*(kw-1) + 1: continue
-        m = nn.Conv2d(3, 2, (kh, kw), 1, (ph, pw), (dh, dw), bias=False).double()
-        x = torch.randn(2, 3, h, w, dtype=torch.float64, generator=draw)
+        groups, k, i = pick(1, 2), pick(1, 2), pick(1, 9)
+        if done % 4 == 0: kh = kw = 1
+        if pick(0, 1): sh = sw = 1
+        m = nn.Conv2d(i*groups, 2*groups, (kh, kw), (sh, sw), (ph, pw), (dh, dw), groups, bias=False).double()
+        x = torch.randn(3*k, i*groups, h, w, dtype=torch.float64, generator=draw)
         g = torch.randn(m(x).shape, dtype=torch.float64, generator=draw)
-        got = layers._pixel_gram(x, g, (ph, pw), (kh, kw), (dh, dw))
-        true = layers.ConvWeight(m, x, g, None, (ph, pw), 2).naive().flatten(1).square().sum(1)
-        scale = x.flatten(1).square().sum(1)*g.flatten(1).square().sum(1)
-        assert (got >= true*(1 - 1e-12)).all() and ((got - true) <= 1e-12*scale).all(), (kh, kw, dh, dw, ph, pw, h, w)
+        weight, G = layers.ConvWeight(m, x, g, None, (ph, pw), 3), one_by_one(m, x, g, 3)
+        for got in (weight.grads(), weight.naive()): assert got.shape == G.shape and torch.allclose(got, G, 1e-10, 1e-10), m
+        thin += layers._thin(m, 3*k, 3)
+        if groups == k == 1:
+            got, true, scale = weight.gram(), G.flatten(1).square().sum(1), x.flatten(1).square().sum(1)*g.flatten(1).square().sum(1)
+            assert (got >= true*(1 - 1e-12)).all() and ((got - true) <= 1e-11*scale).all(), m
         done += 1
+    assert 50 < thin < 250  # both ways were taken
+
+
+@pytest.mark.parametrize("conv, shape", [(nn.Conv1d, (9,)), (nn.Conv3d, (4, 5, 3))])
+def test_patches_in_one_and_three_dimensions(conv, shape):
+    torch.manual_seed(0)
+    m = conv(2, 3, 2, stride=2, padding=1, dilation=2, bias=False).double()
+    x = torch.randn(4, 2, *shape).double()
+    g = torch.randn_like(m(x))
+    weight = layers.ConvWeight(m, x, g, None, m.padding, 2)
+    assert layers._thin(m, 4, 2) and torch.allclose(weight.grads(), one_by_one(m, x, g, 2), 1e-10, 1e-10)
+
+
+def test_patches_are_taken_in_pieces(monkeypatch):
+    "More than 4 MB of patches: several products, one result."
+    torch.manual_seed(0)
+    m = nn.Conv2d(2, 3, 5, padding=2, bias=False).double()
+    x = torch.randn(32, 2, 40, 40).double()
+    g = torch.randn_like(m(x))
+    calls, original = [], layers._patches
+    monkeypatch.setattr(layers, "_patches", lambda x, *a: calls.append(len(x)) or original(x, *a))
+    assert torch.allclose(layers.ConvWeight(m, x, g, None, (2, 2), 32).grads(), one_by_one(m, x, g, 32), 1e-10, 1e-10)
+    assert calls == [14, 14, 4]
 
 
 @pytest.mark.parametrize("groups, k", [(1, 1), (1, 2), (2, 2)])
@@ -414,6 +448,6 @@ def test_wide_standardized_convolutions_before_an_activation(engine, activation,
     conv = WSConv2d(48, 48, 3, padding=1, bias=bias)
     model = nn.Sequential(conv, activation(), nn.Flatten(), nn.Linear(48*16, 5)).double()
     x, y = torch.randn(4, 48, 4, 4).double(), torch.arange(4)
-    assert layers._gram_pays(conv, x, x, (1, 1), 4)
+    assert layers._gram_pays(conv, x, x, 4)
     (G, N), (g, n) = (e(model, LOSS, x, y, FlatClip(.5)) for e in (loop_grad_sum, engine))
     assert torch.allclose(n, N, 1e-9) and all(torch.allclose(g[k], G[k], 1e-9, 1e-12) for k in G)
