@@ -171,14 +171,14 @@ def table(result):
 
 def draw(result, path):
     cases = list(result["cases"])
-    fig, axes = panels([f"{c}" for c in cases], "time of a step / plain SGD", "", size=(3.2, 3.2))
+    fig, axes = panels([f"{c}" for c in cases], "time / plain SGD", "", size=(3.6, 3.2))
     for ax, case in zip(axes, cases):
         rows = {n: r for n, r in result["cases"][case].items() if "note" not in r and n != "one at a time"}
         for i, (n, r) in enumerate(rows.items()):
             ax.barh(i, r["ratio"], color=PALETTE[3] if n == "fast_grad_sum" else PALETTE[0])
             ax.plot([r["q1"], r["q3"]], [i, i], "k-", lw=2)
         ax.set_yticks(range(len(rows)), list(rows)); ax.invert_yaxis(); ax.axvline(1, color="k", lw=.8)
-    fig.savefig(path, dpi=110)
+    fig.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def summarize(times, notes):

@@ -414,6 +414,27 @@ def test_patches_in_one_and_three_dimensions(conv, shape):
     assert layers._thin(m, 4, 2) and torch.allclose(weight.grads(), one_by_one(m, x, g, 2), 1e-10, 1e-10)
 
 
+@every
+def test_wide_grouped_convolutions(engine):
+    "Few positions and many weights, but two groups: no inner products across the groups."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(48, 48, 3, padding=1, groups=2), nn.ReLU(), nn.Conv2d(48, 64, 3, 2, 1, groups=2), nn.Flatten(), nn.Linear(64, 3)).double()
+    x, y = torch.randn(4, 48, 2, 2).double(), torch.arange(4) % 3
+    (G, N), (g, n) = (e(model, LOSS, x, y, FlatClip(.5)) for e in (loop_grad_sum, engine))
+    assert torch.allclose(n, N, 1e-9) and all(torch.allclose(g[k], G[k], 1e-9, 1e-12) for k in G)
+
+
+@every
+def test_wide_convolutions_in_half_precision(engine):
+    "A clipped example uses its bound, and no more, also where float32 would take inner products."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64*16, 3)).bfloat16()
+    x, y, bound = torch.randn(6, 64, 4, 4).bfloat16(), torch.arange(6) % 3, 1e-2
+    for i in range(6):
+        g, _ = engine(model, LOSS, x[i:i+1], y[i:i+1], FlatClip(bound))
+        assert .999*bound < torch.cat([v.flatten() for v in g.values()]).norm() <= bound*(1 + 1e-3)
+
+
 def test_patches_are_taken_in_pieces(monkeypatch):
     "More than 4 MB of patches: several products, one result."
     torch.manual_seed(0)
