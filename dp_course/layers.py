@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from .models import WSConv2d
 
-# %% ../nbs/06_each_layer.ipynb #97fc1bd6
+# %% ../nbs/06_each_layer.ipynb #58cdaf18
 def _wide(dtype): return torch.promote_types(dtype, torch.float32)  # norms and sums are never half precision
 
 def _clean(t, bad, factors=None):
@@ -29,7 +29,7 @@ def _norm(t, b):  # ((k b),...) -> (b)
 
 class _Direct:
     "Per-example gradients (b,...), kept until the factors are known."
-    def __init__(self, grads): self.shape, self.flat = grads.shape[1:], grads.flatten(1)
+    def __init__(self, grads): self.shape, self.flat = grads.shape[1:], grads.reshape(len(grads), -1)
 
     def sq(self): return torch.linalg.vector_norm(self.flat, dim=1, dtype=_wide(self.flat.dtype)).square()
 
@@ -42,9 +42,9 @@ class _Later:
     def __init__(self, sq, total=None): self._sq, self.total = sq, total
     def sq(self): return self._sq
 
-# %% ../nbs/06_each_layer.ipynb #12584cc3
+# %% ../nbs/06_each_layer.ipynb #01fc6bdf
 class LinearWeight:
-    "The same for a linear layer: input (b,t,i) and output gradient (b,t,o), the views among the positions t."
+    "What a linear layer's input (b,t,i) and output gradient (b,t,o) say about each example's gradient."
     def __init__(self, m, x, g): self.m, self.x, self.g = m, x, g
 
     def grads(self): return torch.einsum("bto,bti->boi", self.g, self.x)
@@ -110,7 +110,7 @@ def _thin(m, rows, b):
     odd = max(m.kernel_size) == 1 or max(m.stride) == 1 and (i % 8 or o % 8)
     return m.groups == 1 and bool(i < 8 or odd and rows == b)
 
-# %% ../nbs/06_each_layer.ipynb #16bc9767
+# %% ../nbs/06_each_layer.ipynb #5a263bc0
 def _moved(A, d, size, moves):
     "Add up A (b,h,w,h,w) moved along its dimensions d and d+2 at once; zeros come in from outside."
     def part(T, low, high): return T.narrow(d, low, high-low).narrow(d+2, low, high-low)
@@ -137,10 +137,10 @@ def _gram_pays(m, x, y, b):
     if len(m.stride) != 2 or m.groups > 1 or len(x) > b: return False  # t counts views, too
     if x.dtype.itemsize < 4 or x.is_cuda: return False  # norm and sum would round differently
     p, pixels = m.weight.numel(), m.stride == (1, 1) and m.kernel_size != (1, 1)
-    if isinstance(m, WSConv2d) and p < 16*m.out_channels: return False  # little is left of a few
+    if isinstance(m, WSConv2d) and p < 16*m.out_channels: return False  # see below: a small difference
     return (4 if pixels else 12)*(x if pixels else y).shape[2:].numel()**2 < p
 
-# %% ../nbs/06_each_layer.ipynb #cc3e6b93
+# %% ../nbs/06_each_layer.ipynb #d9de1f5a
 class ConvWeight:
     "What a convolution's input `x` and output gradient `g` say about each example's gradient."
     def __init__(self, m, x, g, y, padding, b, cfh=None):
@@ -191,12 +191,11 @@ class ConvWeight:
         if not self.ws: return sq
         def conv(x, w): return F.conv2d(x, w, None, m.stride, self.padding, m.dilation)
         y = conv(self.x, m.standardized()) if self.y is None else self.y
-        bias = 0 if m.bias is None or self.y is None else m.bias*_add_up(self.g, self.b)
         self.y = None  # the late sum does not need it
-        gy = torch.einsum("bot,bot->bo", self.g.flatten(2), y.flatten(2))   # is <g,w^>, and w^ = f c
+        gy = torch.einsum("bot,bot->bo", self.g.flatten(2), y.flatten(2))  # is <g,w^>, and w^ = f c
         box = conv(self.x.sum(1, keepdim=True), torch.ones_like(m.weight[:1, :1]))
         g1 = torch.einsum("bot,bt->bo", self.g.flatten(2), box.flatten(1))  # filters of ones
-        return _raw_sq(sq, g1, (gy - bias)/f.squeeze(1), c, f, h)
+        return _raw_sq(sq, g1, gy/f.squeeze(1), c, f, h)
 
     def bound(self): return self.m.weight[0, 0].numel()**.5*_norm(self.x, self.b)*_norm(self.g, self.b)
 
@@ -209,7 +208,7 @@ class ConvWeight:
         if self.ws and once and G[0].numel() >= 16*G.shape[1]: return _Standardized(G, self.cfh)
         return _Direct(_raw(G.flatten(2), *self.cfh).view(G.shape) if self.ws else G)
 
-# %% ../nbs/06_each_layer.ipynb #622d0e1f
+# %% ../nbs/06_each_layer.ipynb #2d468157
 def _raw(g, c, f, h):  # (...,o,n)
     "The gradient of raw filters from that of standardized ones: the transposed Jacobian of `WSConv2d`."
     return f*(g - g.mean(-1, keepdim=True)) - h*(g*c).sum(-1, keepdim=True)*c
@@ -222,12 +221,14 @@ def _raw_sq(gg, g1, gc, c, f, h):
 
 class _Standardized(_Direct):
     "Per-example gradients of standardized filters, with the norms and the sum of the raw ones."
-    def __init__(self, grads, cfh): super().__init__(grads); self.cfh = cfh
+    def __init__(self, grads, cfh):
+        super().__init__(grads)
+        self.cfh = [t.to(_wide(t.dtype)) for t in cfh]
 
     def sq(self):
         c, f, h = self.cfh
         G = self.flat.view(-1, *c.shape).to(_wide(self.flat.dtype))    # (b,o,n)
-        both = torch.stack([torch.ones_like(c), c], 2).to(G.dtype)     # (o,n,2)
+        both = torch.stack([torch.ones_like(c), c], 2).to(G.dtype)    # (o,n,2)
         g1, gc = torch.bmm(G.transpose(0, 1), both).permute(2, 1, 0)
         return _raw_sq((torch.linalg.vector_norm(G, dim=2)*f.squeeze(1)).square().sum(1), g1, gc, c, f, h)
 
@@ -252,7 +253,7 @@ class Tap(torch.autograd.Function):
         ctx.rule(ctx.tape, ctx.m, ctx.saved_tensors[0].detach(), g, y)
         return None, g, *[None]*5
 
-# %% ../nbs/06_each_layer.ipynb #20df7c57
+# %% ../nbs/06_each_layer.ipynb #1b7a01dc
 def _padded(m, x):
     "A convolution's input and its symmetric zero padding; any other padding is done here."
     none = (0,)*len(m.stride)
@@ -280,10 +281,10 @@ def _conv(tape, m, x):
         w = _const(m.weight if cfh is None else (cfh[0]*cfh[1]).view_as(m.weight), x)
     none = [0]*len(padding)
     y = torch.convolution(x, w, _const(m.bias, x), m.stride, padding, m.dilation, False, none, m.groups)
-    keep_y = cfh is not None and _gram_pays(m, x, y, tape.b)
+    keep_y = cfh is not None and m.bias is None and _gram_pays(m, x, y, tape.b)  # a bias may drown y
     return Tap.apply(tape.anchor, y, x, m, partial(_conv_back, padding=padding, cfh=cfh), tape, keep_y)
 
-# %% ../nbs/06_each_layer.ipynb #c18cd179
+# %% ../nbs/06_each_layer.ipynb #1e6d4d50
 class FoldedGroupNorm(torch.autograd.Function):
     "GroupNorm that folds the examples into channels on the way back: affine gradients come out per example."
     @staticmethod
@@ -297,12 +298,11 @@ class FoldedGroupNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         (x, mean, rstd), m, tape = ctx.saved_tensors, ctx.m, ctx.tape
-        (rows, c), b = x.shape[:2], tape.b
-        k, area = rows//b, x.shape[2:].numel()
+        (rows, c), b, area = x.shape[:2], tape.b, x.shape[2:].numel()
         wanted = [ctx.needs_input_grad[1], m.weight.requires_grad, m.bias.requires_grad]
         dx, *affine = torch.ops.aten.native_group_norm_backward(
-            g.contiguous(), x, mean.view(k, -1), rstd.view(k, -1), m.weight.detach().repeat(b), k, b*c, area,
-            b*m.num_groups, wanted)
+            g.contiguous(), x, mean.view(rows//b, -1), rstd.view(rows//b, -1), m.weight.detach().repeat(b),
+            rows//b, b*c, area, b*m.num_groups, wanted)
         for p, d in zip((m.weight, m.bias), affine):
             if p.requires_grad: tape.add(p, _Direct(d.view(b, c)))
         return None, None if dx is None else dx.view(x.shape), None, None

@@ -107,9 +107,9 @@ def resnet20(
     return nn.Sequential(conv(in_channels, 16, 3, 1, 1, bias=False), _order(order, norm, 16), *blocks,
                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
-# %% ../nbs/05_normalization.ipynb #3f325f96
+# %% ../nbs/05_normalization.ipynb #3d6fffae
 class WideBlock(nn.Module):
-    "Two 3x3 convolutions, each after normalization and ReLU, beside a shortcut that nothing touches."
+    "Two 3x3 convolutions, each after normalization and ReLU, beside a shortcut with neither."
     def __init__(self, i, o, stride, conv, norm, order):
         super().__init__()
         self.act1, self.conv1 = _order(order, norm, i), conv(i, o, 3, stride, 1, bias=False)
@@ -179,7 +179,7 @@ def activation(
         raise ValueError(f"{act=} is unknown: pass a module or one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[act]()
 
-# %% ../nbs/05_normalization.ipynb #2511fd62
+# %% ../nbs/05_normalization.ipynb #30a65aad
 def papernot_cnn(
     k:int=16,            # filters of the first convolution; the second has 2k
     act="tanh",          # see `activation`
@@ -203,7 +203,7 @@ def allconv_cifar(
     in_channels:int=3,
 ):                       # 2,334,730 parameters
     "Build the all-convolutional network of Papernot et al. 2021 for CIFAR-10."
-    # arXiv 2007.14191. Class scores are averaged over the last map; the widths are those that give 2,334,730.
+    # arXiv 2007.14191. Class scores are averaged over the last map; widths chosen here to give the parameter count.
     layers, i = [], in_channels
     for pair in [(64, 128), (128, 256), (256, 512)]:
         for o in pair: layers += [nn.Conv2d(i, o, 3, padding=1), activation(act)]; i = o

@@ -1,6 +1,7 @@
 """The engines against the loop: random networks, every layer, odd batches, bad examples, and a model left as it was."""
 import copy
 import gc
+import math
 import pickle
 from functools import partial
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from dp_course import gradients, layers
 from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.gradients import ghost_grad_sum, vmap_grad_sum
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 
 ENGINES = {n: getattr(gradients, n) for n in
@@ -433,6 +435,139 @@ def test_wide_convolutions_in_half_precision(engine):
     for i in range(6):
         g, _ = engine(model, LOSS, x[i:i+1], y[i:i+1], FlatClip(bound))
         assert .999*bound < torch.cat([v.flatten() for v in g.values()]).norm() <= bound*(1 + 1e-3)
+
+
+@pytest.mark.parametrize("i, bias", [(3, True), (64, False), (64, True)])
+@every
+def test_standardized_convolutions_in_half_precision(engine, i, bias):
+    torch.manual_seed(0)
+    model = nn.Sequential(WSConv2d(i, 64, 3, padding=1, bias=bias), nn.ReLU(), nn.Flatten(), nn.Linear(64*16, 3)).bfloat16()
+    x, y = torch.randn(1, i, 4, 4).bfloat16(), torch.tensor([1])
+    g, n = engine(model, LOSS, x, y, FlatClip(1e-2))
+    assert .999e-2 < torch.cat([v.flatten() for v in g.values()]).norm() <= 1e-2*(1 + 1e-3)
+    assert torch.allclose(n, loop_grad_sum(model, LOSS, x, y, FlatClip(1e-2))[1].to(n), .05)
+
+
+@pytest.mark.parametrize("bias", [1e2, 1e4, 1e6])
+@every
+def test_a_large_bias_hides_no_gradient(engine, bias):
+    "The output of a standardized convolution says <G,w^> only without its bias, which would drown it."
+    worst = 0
+    for seed in range(10):
+        torch.manual_seed(seed)
+        m, base, v = WSConv2d(64, 64, 3, padding=1), torch.randn(1, 64, 3, 3), torch.randn(64)
+        m.weight.data = base + 1e-3*torch.randn(64, 64, 3, 3); m.bias.data.fill_(bias); m.bias.requires_grad_(False)
+        x = 1e-3*torch.randn(1, 64, 4, 4); x[0, :, :3, :3] += base[0]
+        g, _ = engine(m, lambda o, y: o[:, :, 1, 1] @ v, x, torch.zeros(1), FlatClip(1e-3))
+        worst = max(worst, g["weight"].double().norm().item()/1e-3)
+    assert .5 < worst <= 1 + 1e-3
+
+
+class Gain(nn.Module):
+    "A parameter without dimensions, beside a layer."
+    def __init__(self): super().__init__(); self.gain, self.linear = nn.Parameter(torch.tensor(.7)), nn.Linear(4, 3)
+    def forward(self, x): return self.gain*self.linear(x)
+
+
+@every
+def test_parameters_without_dimensions(engine):
+    torch.manual_seed(0)
+    model, x, y = Gain().double(), torch.randn(5, 4).double(), torch.arange(5) % 3
+    (G, N), (g, n) = (e(model, LOSS, x, y, FlatClip(.1)) for e in (loop_grad_sum, engine))
+    assert torch.allclose(n, N, 1e-10) and all(g[k].shape == G[k].shape and torch.allclose(g[k], G[k], 1e-10, 1e-12) for k in G)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: nn.utils.prune.identity(m, "weight"), nn.utils.weight_norm])
+@every
+@pytest.mark.filterwarnings("ignore")
+def test_computed_weights_are_refused_by_name(engine, wrap):
+    "A rule would read the computed weight and never see the gradient of what it was computed from."
+    import torch.nn.utils.prune  # noqa: F401
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)); wrap(model[1])
+    with pytest.raises(ValueError, match="1 is Linear: its weight is computed"): engine(model, LOSS, torch.randn(2, 4), torch.arange(2), FlatClip(1.))
+
+
+@every
+def test_weights_computed_in_forward_are_refused_by_name(engine):
+    class Hyper(nn.Module):
+        def __init__(self): super().__init__(); self.make, self.use = nn.Linear(4, 12), nn.Linear(4, 3); del self.use.weight
+        def forward(self, x): self.use.weight = self.make(x).mean(0).view(3, 4); return self.use(x)
+    if engine is vmap_grad_sum: pytest.skip("runs each example alone: nothing is shared")
+    with pytest.raises(ValueError, match="use is Linear: its weight is computed"): engine(Hyper(), LOSS, torch.randn(2, 4), torch.arange(2), FlatClip(1.))
+
+
+@every
+def test_hooks_on_parameters_are_refused_by_name(engine):
+    model = nn.Sequential(nn.Linear(4, 3)); model[0].weight.register_hook(lambda g: 2*g)
+    with pytest.raises(ValueError, match="parameter 0.weight has a hook"): engine(model, LOSS, torch.randn(2, 4), torch.arange(2), FlatClip(1.))
+
+
+def test_ghost_counts_good_examples_once_beside_bad_ones():
+    "Dropout beside a NaN: a second pass over fewer rows would draw other masks than the norms saw."
+    model = nn.Sequential(nn.Linear(20, 50), nn.Dropout(.5), nn.Linear(50, 300)).double()
+    x = torch.randn(3, 20).double(); x[0] = x[2] = math.nan
+    for seed in range(10):
+        torch.manual_seed(seed)
+        g, n = ghost_grad_sum(model, LOSS, x, torch.randint(300, (3,)), FlatClip(.1))
+        assert torch.cat([v.flatten() for v in g.values()]).norm() <= .1*(1 + 1e-9) and n[:, [0, 2]].isnan().any(0).all()
+
+
+class InPlace(nn.Module):
+    def forward(self, x): return x.mul_(10)
+
+
+@every
+def test_models_that_overwrite_their_input(engine):
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(InPlace(), nn.Linear(4, 30)).double(), torch.randn(3, 4).double(), torch.arange(3)
+    (G, N), (g, n) = (e(model, LOSS, x.clone(), y, FlatClip(.1)) for e in (loop_grad_sum, engine))
+    assert torch.allclose(n, N, 1e-10) and all(torch.allclose(g[k], G[k], 1e-10, 1e-12) for k in G)
+
+
+@pytest.mark.parametrize("b, d", [(4, 4), (3, 5)])
+@pytest.mark.parametrize("part", [nn.Linear, lambda i, o: nn.Sequential(nn.Linear(i, o), nn.PReLU(o), nn.LayerNorm(o))])
+@every
+def test_checkpointed_activations(engine, part, b, d):
+    "Forwards that run again during the backward pass still know their tape."
+    from torch.utils.checkpoint import checkpoint
+    class Saver(nn.Module):
+        def __init__(self): super().__init__(); self.p, self.a, self.b = nn.Linear(d, d), part(d, d), nn.Linear(d, 3)
+        def forward(self, x): return self.b(checkpoint(self.a, self.p(x), use_reentrant=False) if self.save else self.a(self.p(x)))
+    torch.manual_seed(0)
+    model, x, y = Saver().double(), torch.randn(b, d).double(), torch.arange(b) % 3
+    model.save = False; G, N = loop_grad_sum(model, LOSS, x, y, FlatClip(.1))
+    if engine is vmap_grad_sum: return
+    model.save = True; g, n = engine(model, LOSS, x, y, FlatClip(.1))
+    assert torch.allclose(n, N, 1e-10) and all(torch.allclose(g[k], G[k], 1e-10, 1e-12) for k in G)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+@every
+def test_parameters_in_the_loss_are_refused_by_name(engine):
+    model, x, y = nn.Linear(4, 3).double(), torch.randn(4, 4).double(), torch.randint(3, (4,))
+    with pytest.raises(ValueError, match="parameter weight is used outside"):
+        engine(model, lambda o, y: LOSS(o, y) + .1*model.weight.square().sum(), x, y, FlatClip(1.))
+    g, _ = engine(model, LOSS, x.requires_grad_(), y, FlatClip(1.))  # an input that wants a gradient is no parameter
+    assert g["weight"].norm() > 0
+
+
+@every
+def test_prelu_after_a_convolution_under_autocast(engine):
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Flatten(), nn.Linear(32, 3)), torch.randn(2, 3, 4, 4), torch.arange(2)
+    with torch.autocast("cpu", torch.bfloat16): g, n = engine(model, LOSS, x, y, FlatClip(.01))
+    assert torch.allclose(n, loop_grad_sum(model, LOSS, x, y, FlatClip(.01))[1], .05, .02)
+
+
+@every
+def test_named_arguments_and_odd_outputs(engine):
+    class Named(nn.Module):
+        def __init__(self): super().__init__(); self.a = nn.Linear(4, 3)
+        def forward(self, x): return self.a(input=x)
+    x, y = torch.randn(2, 4), torch.arange(2)
+    g, _ = engine(Named(), LOSS, x, y, FlatClip(1.)); assert g["a.weight"].norm() > 0
+    with pytest.raises(ValueError, match="loss_fn returned shape NoneType"): engine(nn.Linear(4, 3), lambda o, y: None, x, y, FlatClip(1.))
+    with pytest.raises(ValueError, match="no views"): engine(nn.Conv2d(3, 3, 1), LOSS, torch.zeros(2, 0, 3, 4, 4), y, FlatClip(1.))
 
 
 def test_patches_are_taken_in_pieces(monkeypatch):
