@@ -240,8 +240,8 @@ def _vmapped(model, loss_fn, x, y):
         found = torch.autograd.grad(losses.sum(), list(own.values()), allow_unused=True) if own else []
     for n, d in zip(own, found):
         if d is not None:
-            raise ValueError(f"parameter {n} is used outside the model's forward, perhaps in loss_fn, where no "
-                             "example's gradient shows it: move that into the model")
+            raise ValueError(f"parameter {n} is used outside the model's forward, perhaps in loss_fn, where "
+                             "no example's gradient shows it: move that into the model")
     for p in tape.params.values(): tape.add(p, _Direct(G[id(p)]))
     return tape
 

@@ -203,7 +203,7 @@ def allconv_cifar(
     in_channels:int=3,
 ):                       # 2,334,730 parameters
     "Build the all-convolutional network of Papernot et al. 2021 for CIFAR-10."
-    # arXiv 2007.14191. Class scores are averaged over the last map; widths chosen here to give the parameter count.
+    # arXiv 2007.14191. Class scores are averaged over the last map; the widths follow from the count.
     layers, i = [], in_channels
     for pair in [(64, 128), (128, 256), (256, 512)]:
         for o in pair: layers += [nn.Conv2d(i, o, 3, padding=1), activation(act)]; i = o
