@@ -9,7 +9,7 @@ __all__ = ['ORDERS', 'TILTS', 'rdp_gaussian', 'rdp_to_epsilon', 'rdp_sampled_gau
 # %% ../nbs/02_accounting.ipynb #8b1896c1
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from scipy import fft, optimize, signal, special
@@ -318,20 +318,25 @@ class PrivacyPlan:
     eps:float                      # budget
     delta:float                    # probability with which the bound may fail
     accountant:type=PLDAccountant  # or `RDPAccountant`
+    sigma:float=None               # noise multiplier; default: what eps asks for. More noise spends less
 
     def __post_init__(self):
         _refuse(n=self.n, steps=self.steps, budget=self.eps, delta=self.delta)
         if not 0 < self.batch_size <= self.n:
             raise ValueError(f"batch_size={self.batch_size} of n={self.n} is no rate; 0 < batch_size <= n")
         if not self.steps: raise ValueError("steps=0: a plan takes at least one step")
+        if self.sigma is None: object.__setattr__(self, "sigma", self._calibrated())
+        _refuse(sigma=self.sigma)
+        spent = self.epsilon_after(self.steps)
+        if spent > self.eps: raise ValueError(f"sigma={self.sigma} spends eps = {spent:.4g}, more than "
+                                              f"eps={self.eps}: leave sigma out, or pass a larger one")
 
     @property
     def q(self):
         "Poisson sampling rate."
         return self.batch_size/self.n
 
-    @cached_property
-    def sigma(self):
+    def _calibrated(self):
         "Noise multiplier that spends the budget in `steps` steps."
         return noise_multiplier(self.eps, self.delta, self.q, self.steps, self.accountant)
 

@@ -87,14 +87,14 @@ def _presets():
                              about="WRN-40-4, 2000 steps"),
         **at("scatter-linear", linear, 1, 2, 2.38, 5, 8),
         **at("scatter-cnn", cnn, 2.38),
-        # Opacus draws at q = 1/ceil(n/batch): 1/98, 1/25 and 1/13 (notebook 03)
+        # Opacus draws at q = 1/ceil(n/batch): 1/98, 1/25 and 1/13 (notebook 03); sigma is what it printed
         "report-v1": dict(report, model="resnet20_plain", batch_size=50_000/98, epochs=15, lr=1e-3,
-                          momentum=0., optimizer="rmsprop", max_norm=1.2,
+                          momentum=0., optimizer="rmsprop", max_norm=1.2, sigma=.8801,
                           about="the report's first ResNet-20, as its code really ran"),
-        "report-2048": dict(report, batch_size=2000, about="its batch 2048 (really 2000), 25 epochs"),
-        "report-4096": dict(report, batch_size=50_000/13, epochs=50,
+        "report-2048": dict(report, batch_size=2000, sigma=1.6138, about="its batch 2048 (really 2000), 25 epochs"),
+        "report-4096": dict(report, batch_size=50_000/13, epochs=50, sigma=2.8809,
                             about="its best: batch 4096 (really 3846), 50 epochs"),
-        "report-wrn16-4": dict(report, model="wrn16_4_report", batch_size=2000, micro_batch=64,
+        "report-wrn16-4": dict(report, model="wrn16_4_report", batch_size=2000, micro_batch=64, sigma=1.6138,
                                about="its WRN-16-4: batch 2048 (really 2000), 25 epochs"),
     }
     tiny = dict(data="digits", batch_size=32, epochs=.067, micro_batch=32, pixel_std=(), crop=1, flip=False)
