@@ -16,7 +16,9 @@ from torch import nn
 from dp_course.accounting import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.clipping import (AdaptiveClip, AutoClip, LayerClip, ScheduledClip, decay, falling_noise,
                                 layer_groups, noised_fraction, split_sigma)
-from dp_course.dpsgd import FlatClip, Trainer, loop_grad_sum, refuse_unbounded
+from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.guards import refuse_unbounded
+from dp_course.trainer import Trainer
 from dp_course.gradients import (bookkeeping_grad_sum, fast_grad_sum, ghost_grad_sum, hook_grad_sum,
                                  vmap_grad_sum)
 

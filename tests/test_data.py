@@ -16,7 +16,8 @@ from torchvision import datasets
 
 from dp_course import data
 from dp_course.core import data_root
-from dp_course.data import DataError, Images, best_available, load, poisson_indices
+from dp_course.data import DataError, Images, best_available, load
+from dp_course.sampling import poisson_indices
 
 
 def gen(seed=0): return torch.Generator().manual_seed(seed)

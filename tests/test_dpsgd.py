@@ -16,8 +16,10 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 from dp_course.accounting import PrivacyPlan, RDPAccountant
-from dp_course.dpsgd import (FlatClip, Trainer, example_grads, load_checked, loop_grad_sum, noisy_mean,
-                             refuse_mixing, refuse_unbounded, save_atomic, step_generator)
+from dp_course.checkpoints import load_checked, save_atomic
+from dp_course.dpsgd import FlatClip, example_grads, loop_grad_sum, noisy_mean
+from dp_course.guards import refuse_mixing, refuse_unbounded
+from dp_course.trainer import Trainer, step_generator
 
 loss = partial(F.cross_entropy, reduction="none")
 

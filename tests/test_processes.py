@@ -18,12 +18,16 @@ from torch import nn
 
 import dp_course.processes as processes
 from dp_course.accounting import PLDAccountant, PrivacyPlan
-from dp_course.data import Images, poisson_indices
-from dp_course.dpsgd import FlatClip, Trainer, loop_grad_sum, step_generator
+from dp_course.data import Images
+from dp_course.sampling import poisson_indices
+from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.trainer import Trainer, step_generator
 from dp_course.gradients import fast_grad_sum
-from dp_course.processes import Peers, ProcessTrainer, fixed_shape, join, shard
+from dp_course.gradients import fixed_shape
+from dp_course.processes import Peers, ProcessTrainer, join, shard
 from dp_course.records import class_counts, read_record
-from dp_course.train import main, make_config, run
+from dp_course.presets import make_config
+from dp_course.train import main, run
 from dp_course.tricks import EMA, views
 
 if sys.platform == "linux": os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine without network may not know its own name

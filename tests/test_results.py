@@ -14,7 +14,8 @@ from scipy import stats
 from dp_course import results as R
 from dp_course.accounting import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.records import mean_std, read_record
-from dp_course.train import PRESETS, make_config, parse
+from dp_course.command import parse
+from dp_course.presets import PRESETS, make_config
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT/"runs"

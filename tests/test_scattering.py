@@ -18,7 +18,8 @@ from dp_course.gradients import fast_grad_sum
 from dp_course.records import load_runs, read_record
 from dp_course.scattering import (Beside, Recipe, Scattering, fallen_leaves, filter_bank, fold, gabor, linear_grad_sum,
                                   linear_head, morlet, private_channel_stats, scatter_cnn, scattered)
-from dp_course.train import make_config, make_trainer, run
+from dp_course.presets import make_config
+from dp_course.train import make_trainer, run
 
 STORED = np.load(Path(__file__).with_name("kymatio_reference.npz"))
 by = pytest.mark.parametrize

@@ -20,9 +20,13 @@ import dp_course.processes as processes
 from dp_course.accounting import PLDAccountant, RDPAccountant
 from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
-from dp_course.processes import load_checkpoint, save_checkpoint
-from dp_course.records import Config, Record, composed_epsilon, foretell, load_runs, mean_std, read_record
-from dp_course.train import OPTIONS, PRESETS, load_data, lr_at, main, make_config, make_plan, make_trainer, parse, run
+
+from dp_course.console import foretell
+from dp_course.presets import Config
+from dp_course.records import Record, composed_epsilon, load_runs, mean_std, read_record
+from dp_course.command import OPTIONS, parse
+from dp_course.presets import PRESETS, lr_at, make_config, make_plan
+from dp_course.train import load_data, main, make_trainer, run
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from dp_course.accounting import PrivacyPlan, RDPAccountant, epsilon
 from dp_course.data import load
-from dp_course.dpsgd import FlatClip, Trainer, loop_grad_sum
+from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.trainer import Trainer
 from dp_course.gradients import fast_grad_sum
 from dp_course.tricks import (EMA, SCHEDULES, DPAdam, NoisyAccuracy, Plateau, Schedule, TailAverage, constant, cosine,
                               linear, multiplicity, step_decay, swapped, views)

@@ -21,7 +21,8 @@ from dp_course.accounting import PrivacyPlan, RDPAccountant, epsilon
 from dp_course.clipping import AdaptiveClip, AutoClip, LayerClip, ScheduledClip, decay, falling_noise, layer_groups
 from dp_course.core import machine
 from dp_course.data import load
-from dp_course.dpsgd import FlatClip, Trainer
+from dp_course.dpsgd import FlatClip
+from dp_course.trainer import Trainer
 from dp_course.gradients import fast_grad_sum
 
 RECORD = Path(__file__).resolve().parent.parent/"runs/2026-11-21-sweep-clipping.jsonl"

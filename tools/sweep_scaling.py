@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from dp_course.accounting import PrivacyPlan, epsilon  # noqa: E402
 from dp_course.data import best_available  # noqa: E402
-from dp_course.dpsgd import FlatClip, Trainer  # noqa: E402
+from dp_course.dpsgd import FlatClip
+from dp_course.trainer import Trainer  # noqa: E402
 from dp_course.gradients import fast_grad_sum  # noqa: E402
 from dp_course.models import papernot_cnn  # noqa: E402
 from dp_course.scaling import matched_lr, nonprivate_signal_noise  # noqa: E402
