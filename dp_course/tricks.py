@@ -54,7 +54,8 @@ def _check_images(x, k, crop):
     most = min(x.shape[2:]) - 1
     if not (k >= 1 and 0 <= crop <= most):
         size = "x".join(map(str, x.shape[2:]))
-        raise ValueError(f"{k=}, {crop=} for {size} images: pass k >= 1 and a crop from 0 to {most}")
+        raise ValueError(f"{k=}, {crop=} for {size} images: "
+                         f"pass k >= 1 and a crop from 0 to {most}")
 
 
 def _cut(x, rows, columns):  # (b,c,h,w) -> (b,k,c,h,w)
@@ -108,115 +109,153 @@ def multiplicity_with_masks(
     return augment
 
 # %% ../nbs/10_tricks.ipynb #c87ab6af
+def _put(params, weights):
+    with torch.no_grad():
+        for name, weight in weights.items():
+            params[name].copy_(weight)
+
+
 @contextmanager
 def swapped(
     model,
     weights,  # dict name -> tensor; names that are missing keep the model's own
 ):
     "Put other weights into a model for a moment; the old ones come back, whatever happens inside."
+    # ValueError: weights that the model does not have
     params = dict(model.named_parameters(remove_duplicate=False))
     lost = sorted(weights.keys() - params.keys())
-    if lost: raise ValueError(f"the model has no {', '.join(lost)}: these weights are another model's")
-    old = {n: params[n].detach().clone() for n in weights}
+    if lost:
+        raise ValueError(f"the model has no {', '.join(lost)}: these weights are another model's")
+    old = {name: params[name].detach().clone() for name in weights}
     try:
-        with torch.no_grad():
-            for n, w in weights.items(): params[n].copy_(w)
+        _put(params, weights)
         yield model
     finally:
-        with torch.no_grad():
-            for n, w in old.items(): params[n].copy_(w)
+        _put(params, old)
 
+# %% ../nbs/10_tricks.ipynb #a3a939f8
 class _Average:
-    "A callback that averages the iterates; `rate(t)` is the share of the newest after `t` earlier ones."
-    def __init__(self): self.count, self.weights, self._model = 0, {}, None
+    "A callback that averages the iterates; `rate(t)` is the newest one's share, after `t` others."
+    def __init__(self):
+        self.count, self.weights, self._model = 0, {}, None
 
     def __call__(self, trainer):
         "Take in the weights after a step."
         model = trainer.model
         if self._model is not None and self._model() is not model:
-            raise ValueError(f"this {type(self).__name__} holds another run's average: make one per trainer")
-        self._model, share = weakref.ref(model), self.rate(self.count)
-        with torch.no_grad():
-            for n, p in model.named_parameters(remove_duplicate=False):  # tied: every name, as in a release
-                if not p.requires_grad: continue
-                new = p.detach().to(torch.promote_types(p.dtype, torch.float32))  # bf16 loses small shares
-                old = self.weights.get(n, new).to(p.device)
-                self.weights[n] = torch.lerp(old, new, share) if self.count else new.clone()
+            raise ValueError(f"this {type(self).__name__} holds another run's average: "
+                             "make one per trainer")
+        self._model = weakref.ref(model)
+        # tied: under every name, as in a release
+        for name, p in model.named_parameters(remove_duplicate=False):
+            if p.requires_grad:
+                self.weights[name] = self._mixed(name, p.detach())
         self.count += 1
 
-    def evaluate(self, trainer):
-        "Measure the trainer's accuracy with the averaged weights, and put the others back."
-        with swapped(trainer.model, self.weights): return trainer.evaluate()
+    def _mixed(self, name, new):
+        "The average with one more iterate in it."
+        new = new.to(torch.promote_types(new.dtype, torch.float32))  # bf16 loses small shares
+        if not self.count:
+            return new.clone()
+        old = self.weights.get(name, new).to(new.device)
+        return torch.lerp(old, new, self.rate(self.count))
 
-    def state_dict(self): return {"count": self.count, "weights": dict(self.weights)}
+    def evaluate(self, trainer):
+        "Evaluate the trainer with the averaged weights, and put the others back."
+        with swapped(trainer.model, self.weights):
+            return trainer.evaluate()
+
+    def state_dict(self):
+        return {"count": self.count, "weights": dict(self.weights)}
+
     def load_state_dict(self, state):
         "Go on with a saved average."
         self.count, self.weights, self._model = state["count"], dict(state["weights"]), None
 
+# %% ../nbs/10_tricks.ipynb #de112055
 class EMA(_Average):
-    "Average all iterates, recent ones most: `weights` is what a trainer with this callback releases."
+    "Average all iterates, recent ones most: `weights` is what a trainer with this releases."
     # ValueError: decay outside [0,1). De et al. 2022 (arXiv 2204.13650); warm-up as in TensorFlow's
-    # ExponentialMovingAverage: min(decay, (1+t)/(10+t)) after t iterates, which soon forgets the first ones.
+    # ExponentialMovingAverage: min(decay, (1+t)/(10+t)) after t iterates, which soon forgets the
+    # first ones.
     def __init__(
         self,
         decay:float=.999,  # share of the old average that stays; remembers about 1/(1-decay) steps
         warmup:bool=True,  # shorter memory at the start
     ):
         super().__init__()
-        if not 0 <= decay < 1: raise ValueError(f"{decay=} is no share that fades: pass 0 <= decay < 1")
+        if not 0 <= decay < 1:
+            raise ValueError(f"{decay=} is no share that fades: pass 0 <= decay < 1")
         self.decay, self.warmup = decay, warmup
 
-    def rate(self, t): return 1 - (min(self.decay, (1+t)/(10+t)) if self.warmup else self.decay)
+    def rate(self, t):
+        warm = (1+t)/(10+t) if self.warmup else 1.
+        return 1 - min(self.decay, warm)
+
 
 class TailAverage(_Average):
     "Average the iterates after step `start`, all with the same weight."
-    # ValueError: negative start. Until `start` there is no average, and a release holds the last iterate.
+    # ValueError: negative start. Until `start` there is no average: a release has the last iterate
     def __init__(self, start:int=0):
         super().__init__()
-        if start < 0: raise ValueError(f"{start=}: pass how many steps to leave out, such as plan.steps//2")
+        if start < 0:
+            raise ValueError(f"{start=}: pass how many steps to leave out, such as plan.steps//2")
         self.start = start
 
     def __call__(self, trainer):
-        if trainer.t > self.start: super().__call__(trainer)
+        if trainer.t > self.start:
+            super().__call__(trainer)
 
-    def rate(self, t): return 1/(t+1)
+    def rate(self, t):
+        return 1/(t+1)
 
 # %% ../nbs/10_tricks.ipynb #e1d59261
 def constant(t, steps):
     "Stay where it is."
     return 1.
 
+
 def linear(t, steps, warmup=0, floor=0.):
     "Go down to `floor` along a line, after a linear warm-up."
-    if t < warmup: return (t+1)/warmup
-    return floor + (1-floor)*(1-_done(t, steps, warmup))
+    if t < warmup:
+        return (t+1)/warmup
+    return floor + (1-floor)*(1 - _done(t, steps, warmup))
+
 
 def cosine(t, steps, warmup=0, floor=0.):
     "Go down to `floor` along half a cosine, after a linear warm-up."
-    if t < warmup: return (t+1)/warmup
-    return floor + (1-floor)*(1+math.cos(math.pi*_done(t, steps, warmup)))/2
+    if t < warmup:
+        return (t+1)/warmup
+    return floor + (1-floor)*(1 + math.cos(math.pi*_done(t, steps, warmup)))/2
+
 
 def step_decay(t, steps, at=(.5, .75), factor=.1):
     "Multiply with `factor` when each of the shares `at` of the steps is done."
     return factor**sum(t >= share*steps for share in at)
 
-def _done(t, steps, warmup): return min(1., (t-warmup)/max(1, steps-warmup))
+
+def _done(t, steps, warmup):
+    return min(1., (t-warmup)/max(1, steps-warmup))
+
 
 SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine, "step": step_decay}
 
+# %% ../nbs/10_tricks.ipynb #437db2e4
 class Schedule:
     "Set the learning rate of the next step from the number of steps alone: no data are looked at."
     # ValueError: unknown shape; the first step was taken at another learning rate.
     def __init__(
         self,
-        lr:float,        # where the shape is 1
-        shape,           # 'constant', 'linear', 'cosine', 'step', or (t, steps) -> factor
-        steps:int,       # of the plan
-        **options,       # to the shape: warmup, floor, at, factor
+        lr:float,   # where the shape is 1
+        shape,      # 'constant', 'linear', 'cosine', 'step', or (t, steps) -> factor
+        steps:int,  # of the plan
+        **options,  # to the shape: warmup, floor, at, factor
     ):
         if isinstance(shape, str) and shape not in SCHEDULES:
-            raise ValueError(f"{shape=} is unknown: pass a function or one of {', '.join(SCHEDULES)}")
-        self.lr, self.shape, self.steps, self.options = lr, SCHEDULES.get(shape, shape), steps, options
+            known = ", ".join(SCHEDULES)
+            raise ValueError(f"{shape=} is unknown: pass a function or one of {known}")
+        self.lr, self.steps, self.options = lr, steps, options
+        self.shape = SCHEDULES.get(shape, shape)
 
     def at(self, t):
         "Learning rate of the step that follows `t` others; make the optimizer with that of t = 0."
@@ -224,22 +263,23 @@ class Schedule:
 
     def __call__(self, trainer):
         groups = trainer.optimizer.param_groups
-        if trainer.t == 1 and any(not math.isclose(g["lr"], self.at(0)) for g in groups):
-            raise ValueError(f"the first step was taken at lr={groups[0]['lr']:g}, the schedule says "
-                             f"{self.at(0):g}: make the optimizer with lr=schedule.at(0)")
-        for g in groups: g["lr"] = self.at(trainer.t)
+        if trainer.t == 1 and not all(math.isclose(group["lr"], self.at(0)) for group in groups):
+            raise ValueError(f"the first step was taken at lr={groups[0]['lr']:g}, the schedule "
+                             f"says {self.at(0):g}: make the optimizer with lr=schedule.at(0)")
+        for group in groups:
+            group["lr"] = self.at(trainer.t)
 
 # %% ../nbs/10_tricks.ipynb #2cd047b7
 class Plateau:
-    "Lower the learning rate when a metric has stopped rising: harmless if the metric is public or noised."
+    "Lower the learning rate when a metric stops rising: harmless if that is public or noised."
     # ReduceLROnPlateau of PyTorch, as a callback whose state is saved with the run.
     def __init__(
         self,
-        metric,               # trainer -> number, larger is better: on public data, or a `NoisyAccuracy`
-        every:int,            # steps between two measurements
-        patience:int=2,       # measurements without a new best that are borne
-        factor:float=.5,      # what the learning rate is multiplied with
-        threshold:float=0.,   # what counts as better; about the metric's noise
+        metric,              # trainer -> number, larger is better: public data, or `NoisyAccuracy`
+        every:int,           # steps between two measurements
+        patience:int=2,      # measurements without a new best that are borne
+        factor:float=.5,     # what the learning rate is multiplied with
+        threshold:float=0.,  # what counts as better; about the metric's noise
     ):
         if not (every >= 1 and patience >= 0 and 0 < factor < 1):
             raise ValueError(f"{every=}, {patience=}, {factor=}: pass every >= 1, patience >= 0, "
@@ -248,102 +288,146 @@ class Plateau:
         self.factor, self.threshold = factor, threshold
         self.history, self.best, self.bad = [], -math.inf, 0
 
-    def __call__(self, trainer):
-        if trainer.t % self.every: return
-        value = float(self.metric(trainer))
-        better = value > self.best + self.threshold
-        self.best, self.bad = (value, 0) if better else (self.best, self.bad+1)
-        if self.bad > self.patience:
-            self.bad = 0
-            for g in trainer.optimizer.param_groups: g["lr"] *= self.factor
-        self.history.append((trainer.t, value, trainer.optimizer.param_groups[0]["lr"]))
-
     def state_dict(self):
+        "What a checkpoint keeps, the metric's bill included."
         metric = self.metric.state_dict() if hasattr(self.metric, "state_dict") else {}
-        return {"history": [list(h) for h in self.history], "best": self.best, "bad": self.bad,
-                "metric": metric}
+        history = [list(entry) for entry in self.history]
+        return {"history": history, "best": self.best, "bad": self.bad, "metric": metric}
+
     def load_state_dict(self, state):
         "Go on with a saved state."
-        self.history, self.best, self.bad = [tuple(h) for h in state["history"]], state["best"], state["bad"]
-        if hasattr(self.metric, "load_state_dict"): self.metric.load_state_dict(state["metric"])
+        self.history = [tuple(entry) for entry in state["history"]]
+        self.best, self.bad = state["best"], state["bad"]
+        if hasattr(self.metric, "load_state_dict"):
+            self.metric.load_state_dict(state["metric"])
+
+# %% ../nbs/10_tricks.ipynb #6474c7bf
+@patch_to(Plateau)
+def __call__(self, trainer):
+    "Measure when it is time to, and lower the learning rate if nothing got better for too long."
+    if trainer.t % self.every:
+        return
+    groups = trainer.optimizer.param_groups
+    value = float(self.metric(trainer))
+    better = value > self.best + self.threshold
+    self.best, self.bad = (value, 0) if better else (self.best, self.bad + 1)
+    if self.bad > self.patience:
+        self.bad = 0
+        for group in groups:
+            group["lr"] *= self.factor
+    self.history.append((trainer.t, value, groups[0]["lr"]))
 
 # %% ../nbs/10_tricks.ipynb #2fbaa168
 class NoisyAccuracy:
-    "A metric that may be looked at: accuracy on private examples, counted with noise, and paid for."
-    # ValueError: out of measurements, no examples. The count moves by at most 1 when an example joins: each
-    # look is a Gaussian mechanism with multiplier sigma, q = 1. Its noise comes from the trainer's seed.
+    "A metric that may be looked at: accuracy on private examples, counted with noise and paid for."
+    # ValueError: out of measurements, no examples. The count moves by at most 1 when an example
+    # joins: each look is a Gaussian mechanism with multiplier sigma, q = 1.
     def __init__(
         self,
-        x,                 # (m,c,h,w) examples that nobody else need see; m is public, as the plan's n is
+        x,                 # (m,c,h,w) examples that nobody else need see; m is public, as n is
         y,                 # (m,)
         sigma:float,       # standard deviation of the noise on the count
         measurements:int,  # how many are paid for
     ):
         if not (len(x) == len(y) > 0 and 0 < sigma < math.inf and measurements >= 1):
-            raise ValueError(f"{len(x)} examples, {len(y)} labels, {sigma=}, {measurements=}: pass examples, "
-                             "their labels, a positive noise and a number of measurements")
+            raise ValueError(f"{len(x)} examples, {len(y)} labels, {sigma=}, {measurements=}: pass "
+                             "examples, a label each, a positive noise, a number of measurements")
         self.x, self.y, self.sigma, self.measurements = x, y, sigma, measurements
         self.taken = {}  # seed -> step -> answer
 
-    @torch.no_grad()
-    def __call__(self, trainer, chunk=2048):
-        "Measure the trainer's model."
+    def __call__(self, trainer):
+        "Measure the trainer's model, once per step: the same noise must not serve twice."
         taken = self.taken.setdefault(trainer._seed, {})
-        if trainer.t in taken: return taken[trainer.t]  # the same noise must not serve twice
-        if sum(map(len, self.taken.values())) >= self.measurements:
-            raise ValueError(f"{self.measurements} measurements were paid for and taken: plan for more")
-        model, training, correct = trainer.model, trainer.model.training, 0
-        model.eval()
-        for x, y in zip(self.x.split(chunk), self.y.split(chunk)):
-            guess = model(trainer.data.normalize(x.to(trainer.device))).argmax(1)
-            correct = correct + (guess == y.to(trainer.device)).sum()
-        model.train(training)
-        g = step_generator(trainer._seed, f"metric {self._place(trainer)}", trainer.t)
-        noise = self.sigma*torch.randn((), dtype=torch.float64, generator=g).item()
-        taken[trainer.t] = (int(correct) + noise)/len(self.y)
+        if trainer.t not in taken:
+            taken[trainer.t] = _noisy_accuracy(self, trainer)
         return taken[trainer.t]
-
-    def _place(self, trainer):
-        "Which of the trainer's callbacks uses this metric: two metrics must not share their noise."
-        return next((i for i, f in enumerate(trainer.callbacks) if getattr(f, "metric", f) is self), id(self))
 
     def epsilon(
         self,
-        plan,                # the training's `PrivacyPlan`
+        plan,                 # the training's `PrivacyPlan`
         disjoint:bool=False,  # no example is both in `x` and in the training data
-    ):                       # at the plan's delta
+    ):                        # at the plan's delta
         "Give the eps of training and all measurements together."
-        # Disjoint: one side alone sees whoever joins; to her, the other is a function of noised answers.
-        def account(): return plan.accountant()
         train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
-        if disjoint: return max(account().step(*part).epsilon(plan.delta) for part in (train, look))
-        return account().step(*train).step(*look).epsilon(plan.delta)
+        # disjoint: for whoever joins one side, the other is a function of noised answers
+        if disjoint:
+            return max(plan.accountant().step(*part).epsilon(plan.delta) for part in (train, look))
+        return plan.accountant().step(*train).step(*look).epsilon(plan.delta)
 
-    def state_dict(self): return {"taken": {seed: dict(answers) for seed, answers in self.taken.items()}}
-    def load_state_dict(self, state):
-        "Add what a checkpoint has taken; what was taken here stays taken."
-        for seed, answers in state["taken"].items(): self.taken.setdefault(seed, {}).update(answers)
+# %% ../nbs/10_tricks.ipynb #5171e797
+@torch.no_grad()
+def _correct(trainer, x, y, chunk=2048):
+    "Count the examples that the trainer's model gets right: private, to be noised at once."
+    model, training, correct = trainer.model, trainer.model.training, 0
+    model.eval()
+    for rows, labels in zip(x.split(chunk), y.split(chunk)):
+        guess = model(trainer.data.normalize(rows.to(trainer.device))).argmax(1)
+        correct = correct + (guess == labels.to(trainer.device)).sum()
+    model.train(training)
+    return int(correct)
+
+
+def _place(metric, trainer):
+    "Which of the trainer's callbacks uses a metric: two metrics must not share their noise."
+    for i, callback in enumerate(trainer.callbacks):
+        if getattr(callback, "metric", callback) is metric:
+            return i
+    return id(metric)
+
+
+def _noisy_accuracy(metric, trainer):
+    "Count, and add noise from the trainer's seed; or say that this look is not paid for."
+    if sum(map(len, metric.taken.values())) >= metric.measurements:
+        raise ValueError(f"{metric.measurements} measurements were paid for and taken: "
+                         "plan for more")
+    stream = f"metric {_place(metric, trainer)}"
+    generator = step_generator(trainer._seed, stream, trainer.t)
+    noise = metric.sigma*torch.randn((), dtype=torch.float64, generator=generator).item()
+    return (_correct(trainer, metric.x, metric.y) + noise)/len(metric.y)
+
+# %% ../nbs/10_tricks.ipynb #6e28099f
+@patch_to(NoisyAccuracy)
+def state_dict(self):
+    "What was asked and answered so far."
+    return {"taken": {seed: dict(answers) for seed, answers in self.taken.items()}}
+
+
+@patch_to(NoisyAccuracy)
+def load_state_dict(self, state):
+    "Add what a checkpoint has taken; what was taken here stays taken."
+    for seed, answers in state["taken"].items():
+        self.taken.setdefault(seed, {}).update(answers)
 
 # %% ../nbs/10_tricks.ipynb #72deb868
+def _per_tensor(std, n):
+    "One standard deviation for each of `n` tensors."
+    stds = list(std) if hasattr(std, "__len__") else [std]*n
+    if len(stds) != n:
+        raise ValueError(f"{len(stds)} noise_std for {n} tensors: "
+                         "pass one for all or one for each")
+    return stds
+
+
 class DPAdam(torch.optim.Optimizer):
     "Adam for noisy gradients: what the noise adds to the second moment can be taken out again."
-    # ValueError: a value out of range. Without noise_std: Adam, Kingma & Ba 2015, Algorithm 1. With it:
-    # Tang, Shpilevskiy & Lecuyer 2024 (arXiv 2312.14334), DP-AdamBC: m/sqrt(max(v - noise_std^2, floor)).
+    # ValueError: a value out of range. Without noise_std: Adam, Kingma & Ba 2015, Algorithm 1. With
+    # it: Tang, Shpilevskiy & Lecuyer 2024 (arXiv 2312.14334), DP-AdamBC.
     def __init__(
         self,
         params,
         lr:float=1e-3,
-        betas=(.9, .999),    # memory of the first and the second moment
-        eps:float=1e-8,      # added to the root of v; without correction
-        noise_std=0.,        # of the *mean* gradient's noise, one number or one per tensor; 0: uncorrected
-        floor:float=5e-8,    # least corrected second moment; with correction
+        betas=(.9, .999),  # memory of the first and the second moment
+        eps:float=1e-8,    # added to the root of v; without correction
+        noise_std=0.,      # of the *mean* gradient's noise, one number or one per tensor; 0: Adam
+        floor:float=5e-8,  # least corrected second moment; with correction
     ):
-        stds = list(noise_std) if hasattr(noise_std, "__len__") else [noise_std]
-        good = 0 <= lr and all(0 <= b < 1 for b in betas) and 0 <= eps and 0 < floor
-        if not (good and all(0 <= s < math.inf for s in stds)):
-            raise ValueError(f"{lr=}, {betas=}, {eps=}, {noise_std=}, {floor=}: pass lr, eps and noise_std "
-                             ">= 0, betas in [0,1), floor > 0")
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, noise_std=noise_std, floor=floor))
+        stds = _per_tensor(noise_std, len(noise_std) if hasattr(noise_std, "__len__") else 1)
+        good = 0 <= lr and all(0 <= beta < 1 for beta in betas) and 0 <= eps and 0 < floor
+        if not (good and all(0 <= std < math.inf for std in stds)):
+            raise ValueError(f"{lr=}, {betas=}, {eps=}, {noise_std=}, {floor=}: pass lr, eps and "
+                             "noise_std >= 0, betas in [0,1), floor > 0")
+        defaults = dict(lr=lr, betas=betas, eps=eps, noise_std=noise_std, floor=floor)
+        super().__init__(params, defaults)
 
     @classmethod
     def from_plan(
@@ -356,26 +440,38 @@ class DPAdam(torch.optim.Optimizer):
         std = torch.as_tensor(clip.std(plan.sigma), dtype=torch.float64)/plan.batch_size
         return lambda params: cls(params, noise_std=std.tolist(), **options)
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        "Take one step from the gradients in p.grad."
-        loss = None
-        if closure is not None:
-            with torch.enable_grad(): loss = closure()
-        for group in self.param_groups:
-            (b1, b2), stds, n = group["betas"], group["noise_std"], len(group["params"])
-            stds = list(stds) if hasattr(stds, "__len__") else [stds]*n
-            if len(stds) != n:
-                raise ValueError(f"{len(stds)} noise_std for {n} tensors: pass one for all or one for each")
-            for p, std in zip(group["params"], stds):
-                if p.grad is not None: self._move(p, self.state[p], b1, b2, std, group)
-        return loss
+# %% ../nbs/10_tricks.ipynb #015cd24e
+def _adam_root(v, std, group):
+    "What a coordinate's step is divided by: sqrt(max(v - std^2, floor)), or Adam's root."
+    if std:
+        return (v - std**2).clamp_(min=group["floor"]).sqrt_()
+    return v.sqrt_().add_(group["eps"])
 
-    def _move(self, p, state, b1, b2, std, group):
-        if not state: state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-        state["step"] += 1
-        state["m"].lerp_(p.grad, 1-b1)
-        state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1-b2)
-        m, v = state["m"]/(1-b1**state["step"]), state["v"]/(1-b2**state["step"])
-        root = (v - std**2).clamp_(min=group["floor"]).sqrt_() if std else v.sqrt_().add_(group["eps"])
-        p.addcdiv_(m, root, value=-group["lr"])
+
+def _adam_move(p, state, std, group):
+    "Move one tensor."
+    if not state:
+        state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+    b1, b2 = group["betas"]
+    state["step"] += 1
+    state["m"].lerp_(p.grad, 1-b1)
+    state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1-b2)
+    m = state["m"]/(1 - b1**state["step"])
+    v = state["v"]/(1 - b2**state["step"])
+    p.addcdiv_(m, _adam_root(v, std, group), value=-group["lr"])
+
+
+@patch_to(DPAdam)
+@torch.no_grad()
+def step(self, closure=None):
+    "Take one step from the gradients in p.grad."
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    for group in self.param_groups:
+        params = group["params"]
+        for p, std in zip(params, _per_tensor(group["noise_std"], len(params))):
+            if p.grad is not None:
+                _adam_move(p, self.state[p], std, group)
+    return loss
