@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .batches import (
-    Views, call_model, count, flatten_views, leaves, losses_of, take, tree_map)
+from .batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
 
 # %% ../nbs/02_by_hand.ipynb #62dfaff5
 def trainable(
@@ -104,12 +103,12 @@ def loop_grad_sum(
     # Norms and sums are float32 at least, whatever the model's precision
     params = trainable(model)
     total = {n: torch.zeros_like(p, dtype=_wide(p.dtype)) for n, p in params.items()}
-    dtype = _wide(next(iter(params.values())).dtype)
-    norms = [torch.zeros(len(total), 0, device=leaves(x)[0].device, dtype=dtype)]
+    first = next(iter(total.values()))
+    norms = [torch.zeros(len(total), 0, device=first.device, dtype=first.dtype)]
     for i in range(count(x)):
         row = slice(i, i+1)
         grads = _grads_alone(model, loss_fn, take(x, row), take(y, row))
-        norms.append(_grad_norms(grads, dtype))
+        norms.append(_grad_norms(grads, first.dtype))
         _add_scaled(total, grads, clip(norms[-1])[:, 0])
     return total, torch.cat(norms, 1)
 
