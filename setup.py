@@ -20,7 +20,10 @@ setup(
     license="Apache-2.0",
     keywords=cfg["keywords"].split(),
     url=cfg["git_url"],
-    packages=[cfg["lib_name"]],
+    # the records that the lessons quote travel with the package, as dp_course/runs/
+    packages=[cfg["lib_name"], f"{cfg['lib_name']}.runs"],
+    package_dir={f"{cfg['lib_name']}.runs": "runs"},
+    package_data={f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},
