@@ -22,7 +22,7 @@ setup(
     packages=[cfg["lib_name"], f"{cfg['lib_name']}.runs"],
     # the records that the lessons quote travel with the package
     package_dir={f"{cfg['lib_name']}.runs": "runs"},
-    package_data={f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl", "*.png"]},
+    package_data={f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},
