@@ -1,4 +1,4 @@
-"Differentially private deep learning: what the notebooks of the course export, and its public names."
+"Differentially private deep learning: what the course exports, and its public names."
 __version__ = "0.2.0"
 
 from .accounting import PrivacyPlan, epsilon, noise_multiplier
