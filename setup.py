@@ -20,10 +20,7 @@ setup(
     license="Apache-2.0",
     keywords=cfg["keywords"].split(),
     url=cfg["git_url"],
-    # the records that the lessons quote travel with the package, as dp_course/runs/
-    packages=[cfg["lib_name"], f"{cfg['lib_name']}.runs"],
-    package_dir={f"{cfg['lib_name']}.runs": "runs"},
-    package_data={f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"]},
+    packages=[cfg["lib_name"]],
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},
