@@ -30,9 +30,12 @@ def leaves(
     tree,  # as for `tree_map`
 ):         # list of tensors
     "List the tensors of a tree."
-    found = []
-    tree_map(found.append, tree)
-    return found
+    if isinstance(tree, Views):
+        return leaves(tree.tree)
+    if not isinstance(tree, (dict, tuple, list)):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for part in parts for leaf in leaves(part)]
 
 # %% ../nbs/workshop/batches.ipynb #b5b8e8fb
 def count(

@@ -6,7 +6,7 @@
 __all__ = ['LISTS', 'refuse', 'Tape', 'swapped', 'call_with', 'vmappable', 'eager', 'run', 'clip_factors', 'clipped', 'nothing',
            'one_pass', 'cheapest', 'fast_grad_sum', 'fixed_shape', 'bf16_engine']
 
-# %% ../nbs/workshop/engines.ipynb #2beac970
+# %% ../nbs/workshop/engines.ipynb #d303a903
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -17,8 +17,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .batches import (Views, call_model, count, flatten_views, leaves, losses_of, take,
-                               tree_map)
+from .batches import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .core import patch_to
 from .dpsgd import trainable
 from .layers import GhostNorm, KeptGradients, at_least_float32, rule_of
@@ -126,7 +125,7 @@ class Tape:
         else:
             self.add(p, weight.keep(weight.gradients(), once=False))
 
-# %% ../nbs/workshop/engines.ipynb #4b6f8b8f
+# %% ../nbs/workshop/engines.ipynb #3b86e612
 @patch_to(Tape)
 def name(self, m):
     return f"{self.paths[id(m)]} ({type(m).__name__})"
@@ -139,8 +138,8 @@ def check_rows(self, m, x):
         return
     got = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
     raise ValueError(
-        f"{self.name(m)} got {got} in a batch of {self.rows} rows: the first dimension of what goes "
-        "into a layer with parameters must count the examples. Positions: "
+        f"{self.name(m)} got {got} in a batch of {self.rows} rows: the first dimension of what "
+        "goes into a layer with parameters must count the examples. Positions: "
         "torch.arange(t).expand(b, -1); time first: batch_first=True; what all examples share: a "
         "buffer of the module")
 
@@ -163,7 +162,7 @@ def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
             sums[name] = torch.zeros_like(p, dtype=at_least_float32(p.dtype))
     return sums
 
-# %% ../nbs/workshop/engines.ipynb #e56f7fd8
+# %% ../nbs/workshop/engines.ipynb #6aba9c2d
 LISTS = (nn.ParameterList, nn.ParameterDict)  # hold parameters, and are never called
 
 
@@ -189,7 +188,7 @@ def _writes(m):
     own = _own(m)
     return bool(own) and not own <= _used_below(m)
 
-
+# %% ../nbs/workshop/engines.ipynb #b7016748
 @contextmanager
 def swapped(
     model,
@@ -213,7 +212,7 @@ def swapped(
             if forward is not None:
                 m.__dict__["forward"] = forward
 
-# %% ../nbs/workshop/engines.ipynb #1d175d7c
+# %% ../nbs/workshop/engines.ipynb #17189ab4
 def _layer(tape, m, rule, forward, *args, **kwargs):
     "The forward of a layer while an engine runs."
     if tape.alone:
@@ -228,7 +227,7 @@ def _layer(tape, m, rule, forward, *args, **kwargs):
         tape.check_rows(m, x)
     return rule(tape, m, *inputs)
 
-# %% ../nbs/workshop/engines.ipynb #f704d99e
+# %% ../nbs/workshop/engines.ipynb #1bebe5e9
 def call_with(
     model,    # `nn.Module`
     params,   # id of a parameter -> tensor to use in its place
@@ -260,7 +259,7 @@ def vmappable(
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
-# %% ../nbs/workshop/engines.ipynb #3f1884ab
+# %% ../nbs/workshop/engines.ipynb #d610570b
 class _Original(nn.Module):
     "A module under its own forward, whatever stands in its place now."
     def __init__(self, m, forward):
@@ -302,7 +301,7 @@ def _one_row(tape, m, output):
     others = [None if isinstance(v, torch.Tensor) else (v,) for v in values]
     return tensors, (others, form)
 
-# %% ../nbs/workshop/engines.ipynb #104e1a7f
+# %% ../nbs/workshop/engines.ipynb #87d66afe
 def _put_together(tensors, how):
     others, form = how
     tensors = iter(tensors)
@@ -339,7 +338,7 @@ def _row_by_row(tape, m, forward, args, kwargs):
         tape.alone = False
     return _put_together(tensors, how)
 
-# %% ../nbs/workshop/engines.ipynb #5f6f6400
+# %% ../nbs/workshop/engines.ipynb #8bd61144
 @contextmanager
 def eager(model):
     "Run the compiled parts of a model uncompiled."
@@ -380,7 +379,7 @@ def run(
         _backward(tape, losses.sum()/k)  # within: a checkpoint runs forwards again
     return tape
 
-# %% ../nbs/workshop/engines.ipynb #42982f5f
+# %% ../nbs/workshop/engines.ipynb #0e1f8519
 def clip_factors(
     tape,
     clip,  # norms (l,b) -> factors (l,b)
@@ -392,7 +391,7 @@ def clip_factors(
         factors = torch.where(finite, clip(norms), 0.)
     return factors, norms, None if finite.all() else ~finite
 
-
+# %% ../nbs/workshop/engines.ipynb #fca232f5
 def clipped(tape, clip):
     "Give the clipped sum and the norms that decided on it, float32 at least."
     factors, norms, bad = clip_factors(tape, clip)
@@ -423,7 +422,7 @@ def one_pass(
         return nothing(model, x)
     return clipped(run(model, loss_fn, x, y, method), clip)
 
-# %% ../nbs/workshop/engines.ipynb #a4ea0f46
+# %% ../nbs/workshop/engines.ipynb #257b101a
 def cheapest(weight):
     "Keep gradients where they are small; take norms from inner products where they are big."
     if weight.ghost_pays():
@@ -442,7 +441,7 @@ def fast_grad_sum(
     # ValueError: a module that it cannot give exact gradients for, and what to use instead
     return one_pass(model, loss_fn, x, y, clip, cheapest)
 
-# %% ../nbs/workshop/engines.ipynb #4e5f3b9c
+# %% ../nbs/workshop/engines.ipynb #4626c6e5
 def _filled_up(tree, gap):
     "Put `gap` rows of zeros below a batch."
     return tree_map(lambda v: torch.cat([v, v.new_zeros(gap, *v.shape[1:])]), tree)
@@ -469,7 +468,7 @@ def fixed_shape(
 
     return filled
 
-# %% ../nbs/workshop/engines.ipynb #fc093b1d
+# %% ../nbs/workshop/engines.ipynb #b0f07d29
 def bf16_engine(
     engine,  # as `fast_grad_sum`
 ):           # an engine
