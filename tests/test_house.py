@@ -213,7 +213,8 @@ def test_ruff_is_content_with_exported_cells(path):
 
 
 def test_ruff_notices():
-    found = ruff("--stdin-filename", "a.py", "-", input="if x: y = 1; z = 2\nz = 1  # " + "word "*20 + "\n")
+    bad = "if x: y = 1; z = 2\nz = 1  # " + "word "*20 + "\n"
+    found = ruff("--stdin-filename", "a.py", "-", input=bad)
     assert {"E501", "E701", "E702", "F821"} <= {f["code"] for f in found}
 
 
