@@ -25,8 +25,9 @@ import torch
 
 import dp_course
 from .accounting import RDPAccountant, epsilon
+from .batches import call_model
 from .core import PALETTE, machine, panels
-from .processes import Peers, shard
+from .processes import Peers
 from .tricks import swapped
 
 try:
@@ -232,12 +233,16 @@ def class_counts(
 ):                  # (2,c): test images per class, those that were recognized and all
     "Count what the network recognizes, class by class, on the public test part."
     data = trainer.data
-    piece = shard(len(data.test_y), peers.rank, peers.world)
-    x, y = data.test_x[piece], data.test_y[piece].to(trainer.device)
+    counts = torch.zeros(2, len(data.classes), dtype=torch.int64, device=trainer.device)
     trainer.model.eval()  # `step` goes back to train mode
-    guess = torch.cat([trainer.model(trainer._input(rows)).argmax(1) for rows in x.split(chunk)])
-    right = torch.bincount(y[guess == y], minlength=len(data.classes))
-    return peers.add(torch.stack([right, torch.bincount(y, minlength=len(data.classes))]))
+    for number, (x, y) in enumerate(data.test_rows(chunk)):
+        if number % peers.world != peers.rank:
+            continue
+        y = y.to(trainer.device)
+        guess = call_model(trainer.model, trainer._input(x)).argmax(1)
+        counts[0] += torch.bincount(y[guess == y], minlength=len(data.classes))
+        counts[1] += torch.bincount(y, minlength=len(data.classes))
+    return peers.all_reduce(counts)
 
 
 def measure(
