@@ -616,6 +616,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                    'dp_course.records.Record.beside': ('workshop/records.html#record.beside', 'dp_course/records.py'),
                                    'dp_course.records.Record.write': ('workshop/records.html#record.write', 'dp_course/records.py'),
                                    'dp_course.records._git': ('workshop/records.html#_git', 'dp_course/records.py'),
+                                   'dp_course.records._is_called': ('workshop/records.html#_is_called', 'dp_course/records.py'),
                                    'dp_course.records._is_of': ('workshop/records.html#_is_of', 'dp_course/records.py'),
                                    'dp_course.records._is_result': ('workshop/records.html#_is_result', 'dp_course/records.py'),
                                    'dp_course.records._parse': ('workshop/records.html#_parse', 'dp_course/records.py'),
