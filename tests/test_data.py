@@ -16,7 +16,7 @@ from torchvision import datasets
 
 from dp_course import data
 from dp_course.core import data_root
-from dp_course.data import DataError, Images, best_available, load
+from dp_course.data import DataError, Examples, best_available, load
 from dp_course.sampling import poisson_indices
 
 
@@ -127,7 +127,7 @@ def test_normalize():
     z = d.normalize(d.train_x)
     assert z.dtype == torch.float32 and abs(z.mean()) < .02 and abs(z.std() - 1) < .02
     assert d.normalize(z) is z and d.normalize(z.double()).dtype == torch.float64
-    rgb = Images(*[torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2).long()]*2, "x", ("a",), (.1, .2, .3), (1., 2., .5))
+    rgb = Examples(*[torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2).long()]*2, name="x", classes=("a",), mean=(.1, .2, .3), std=(1., 2., .5))
     want = torch.tensor([-.1, -.1, -.6]).view(3, 1, 1).expand(2, 5, 3, 4, 4)
     torch.testing.assert_close(rgb.normalize(torch.zeros(2, 5, 3, 4, 4, dtype=torch.uint8)), want)  # with views
     assert rgb.normalize(torch.zeros(0, 3, 4, 4, dtype=torch.uint8)).shape == (0, 3, 4, 4)
