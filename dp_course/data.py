@@ -119,7 +119,7 @@ def _row_counts(name, x):
     lengths = {len(x)} if _is_items(x) else {len(leaf) for leaf in leaves(x)}
     return f"{name} has {' and '.join(map(str, sorted(lengths))) or 'no'} rows", lengths
 
-# %% ../nbs/workshop/data.ipynb #9dd95d3d
+# %% ../nbs/workshop/data.ipynb #8d34adf0
 def _check_part(x, y, names):
     "Raise unless `x` and `y` are rows that belong together, at least one."
     # ValueError, in the caller's names
@@ -146,9 +146,20 @@ def _check_part(x, y, names):
     if lengths == {0}:
         raise ValueError(f"{said}: pass at least one")
 
-# %% ../nbs/workshop/data.ipynb #99c7d869
+
+def _check_pair(x, test_x):
+    "Raise if pixels are bytes in one part only: they would be normalized there only."
+    if _is_items(x) or _is_items(test_x):
+        return
+    kinds = [[str(leaf.dtype).removeprefix("torch.") for leaf in leaves(v)] for v in (x, test_x)]
+    bytes_in = [[kind == "uint8" for kind in part] for part in kinds]
+    if bytes_in[0] != bytes_in[1]:
+        raise ValueError(f"x is {', '.join(kinds[0])}, test_x is {', '.join(kinds[1])}: only uint8 "
+                         "is taken for pixels and normalized; pass both in the same type")
+
+# %% ../nbs/workshop/data.ipynb #9bbf8010
 class Examples:
-    "A whole data set, read by rows, and what turns raw rows into the input of a network."
+    "A data set that is read by rows, and what turns raw rows into the input of a network."
     def __init__(
         self,
         x,                # training rows (n,...): tensor, array, dict or tuple of them; a Dataset
@@ -167,6 +178,7 @@ class Examples:
         _check_part(x, y, ("x", "y"))
         if test_x is not None or test_y is not None:
             _check_part(test_x, test_y, ("test_x", "test_y"))
+            _check_pair(x, test_x)
         vars(self).update(train_x=x, train_y=y, test_x=test_x, test_y=test_y, name=name,
                           classes=tuple(classes), mean=tuple(mean), std=tuple(std),
                           _normalize=normalize, probe=probe)
@@ -191,7 +203,27 @@ def _where(x):
     first = x if _is_items(x) else leaves(x)[0]
     return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
 
-# %% ../nbs/workshop/data.ipynb #6df1fa60
+# %% ../nbs/workshop/data.ipynb #7a9f0411
+def _say(x):
+    "Shapes and types of a part in a few words."
+    if _is_items(x):
+        return f"{len(x)} items of {type(x).__name__}"
+    def leaf(v):
+        return f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{key}: {_say(v)}" for key, v in x.items()) + "}"
+    if isinstance(x, (tuple, list)):
+        return "(" + ", ".join(map(_say, x)) + ")"
+    return leaf(x)
+
+
+@patch_to(Examples)
+def __repr__(self):
+    test = "no test part" if self.test_x is None else f"test {_say(self.test_x)}"
+    classes = f", {len(self.classes)} classes" if self.classes else ""
+    return f"Examples({self.name!r}: train {_say(self.train_x)}, {test}{classes}, on {self.device})"
+
+# %% ../nbs/workshop/data.ipynb #049da95c
 @patch_to(Examples)
 def rows(
     self,
@@ -233,7 +265,7 @@ def normalize(
         return (v/255 - _per_channel(self.mean, v.device))/_per_channel(self.std, v.device)
     return self._normalize(x) if self._normalize else tree_map(leaf, x)
 
-# %% ../nbs/workshop/data.ipynb #c2a84880
+# %% ../nbs/workshop/data.ipynb #a01875c2
 @patch_to(Examples)
 def replace(
     self,
@@ -262,7 +294,7 @@ def to(
     parts = ("train_x", "train_y", "test_x", "test_y")
     return self.replace(**{part: _over_leaves(move, getattr(self, part)) for part in parts})
 
-# %% ../nbs/workshop/data.ipynb #2fd00a1b
+# %% ../nbs/workshop/data.ipynb #dff143cf
 def _choose(x, idx):
     "A part's rows `idx`: tensors are gathered, arrays and Datasets are read later."
     def leaf(v):
@@ -290,7 +322,7 @@ def split(
                         test_x=_choose(self.train_x, val), test_y=_choose(self.train_y, val),
                         name=f"{self.name} (validation split)")
 
-# %% ../nbs/workshop/data.ipynb #d36ac5ae
+# %% ../nbs/workshop/data.ipynb #d600ba89
 _LOOK_BYTES, _LOOK_ITEMS = 2**24, 64  # how much of a set is looked at for the range of its ids
 
 
@@ -315,7 +347,7 @@ def _look(x, y):
         return tree_map(_bounds, x), tree_map(_bounds, y)
     return tree_map(leaf, x), tree_map(lambda v: _int64(leaf(v)), y)
 
-# %% ../nbs/workshop/data.ipynb #cc4f88e5
+# %% ../nbs/workshop/data.ipynb #7c9963f2
 def _within(bounds, b, generator):
     "b rows whose numbers lie between the bounds, evenly."
     low, high = bounds.to(generator.device).double()
@@ -355,27 +387,7 @@ def made_up(
         raise ValueError(f"probe({b}, generator) returned shapes {shapes}: make {b} rows")
     return x, y
 
-# %% ../nbs/workshop/data.ipynb #38b6be11
-def _say(x):
-    "Shapes and types of a part in a few words."
-    if _is_items(x):
-        return f"{len(x)} items of {type(x).__name__}"
-    def leaf(v):
-        return f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
-    if isinstance(x, dict):
-        return "{" + ", ".join(f"{key}: {_say(v)}" for key, v in x.items()) + "}"
-    if isinstance(x, (tuple, list)):
-        return "(" + ", ".join(map(_say, x)) + ")"
-    return leaf(x)
-
-
-@patch_to(Examples)
-def __repr__(self):
-    test = "no test part" if self.test_x is None else f"test {_say(self.test_x)}"
-    classes = f", {len(self.classes)} classes" if self.classes else ""
-    return f"Examples({self.name!r}: train {_say(self.train_x)}, {test}{classes}, on {self.device})"
-
-
+# %% ../nbs/workshop/data.ipynb #2d3770ae
 def as_examples(
     data,  # `Examples`; a pair (x, y); a Dataset; what has train_x and train_y (test_x, name ...)
 ):         # `Examples`, unchanged if they are
@@ -394,7 +406,7 @@ def as_examples(
     raise ValueError(f"{type(data).__name__} is no data set: pass Examples(x, y), a pair (x, y) or "
                      "a Dataset whose items are (x, y)")
 
-# %% ../nbs/workshop/data.ipynb #3771c876
+# %% ../nbs/workshop/data.ipynb #d694c95f
 def _digits():
     "scikit-learn's 1,797 digits: 36 of each class are the test part, the same ones for everybody."
     d = load_digits()
@@ -405,7 +417,7 @@ def _digits():
     train = np.setdiff1d(np.arange(len(y)), test)
     return x[train], y[train], x[test], y[test]
 
-# %% ../nbs/workshop/data.ipynb #ec6f0137
+# %% ../nbs/workshop/data.ipynb #82b3393d
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
         "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX_BYTES = (47_040_016, 60_008, 7_840_016, 10_008)  # header + one byte per pixel or label
@@ -429,7 +441,7 @@ def _cifar_files(dataset, sizes=None):
     listed = [*dataset.train_list, *dataset.test_list, meta]
     return {name: (size, md5) for (name, md5), size in zip(listed, sizes or [None]*len(listed))}
 
-# %% ../nbs/workshop/data.ipynb #dd36ba3a
+# %% ../nbs/workshop/data.ipynb #2447e63f
 @dataclass(frozen=True)
 class _Source:
     "Where a set lies, what its files must be, and its constants."
@@ -451,7 +463,7 @@ _SOURCES = {
                         (.5071, .4865, .4409), (.2673, .2564, .2762)),
 }
 
-# %% ../nbs/workshop/data.ipynb #27866775
+# %% ../nbs/workshop/data.ipynb #5c9713c8
 class DataError(OSError):
     "A file is not what it should be; the message names it, what was expected, and the way out."
 
@@ -487,7 +499,7 @@ def _refuse(name, root, folder, faults):
     listed = "; ".join(f"{folder/file} {fault}" for file, fault in faults.items())
     raise error(f"{name}: {listed}. {fix}")
 
-# %% ../nbs/workshop/data.ipynb #9c356032
+# %% ../nbs/workshop/data.ipynb #a3a312ed
 def load(
     name:str,             # 'digits', 'mnist', 'fashion', 'cifar10' or 'cifar100'
     root=None,            # folder in torchvision's layout; default `data_root()`
@@ -522,7 +534,7 @@ def _load_files(name, root, download):
     parts, classes = read(source, base)
     return Examples(*parts, name=name, classes=classes, mean=source.mean, std=source.std)
 
-# %% ../nbs/workshop/data.ipynb #8bcd93d3
+# %% ../nbs/workshop/data.ipynb #9212ed34
 def _download(name, source, base, broken):
     "Let torchvision fetch the set, with its progress bar and the archives' checksums."
     for path in broken:
@@ -551,7 +563,7 @@ def _read_cifar(source, base):
                   torch.tensor(images.targets)]
     return parts, tuple(images.classes)
 
-# %% ../nbs/workshop/data.ipynb #85fb58fa
+# %% ../nbs/workshop/data.ipynb #db2ecb78
 def best_available(
     *names,       # in order of preference; the embedded digits come last in any case
     root=None,    # as for `load`

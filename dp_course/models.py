@@ -84,7 +84,7 @@ class WSConv2d(nn.Conv2d):
     def extra_repr(self):
         return f"{super().extra_repr()}, form={self.form}, eps={self.eps:g}"
 
-# %% ../nbs/06_normalization.ipynb #b2d8e1f3
+# %% ../nbs/06_normalization.ipynb #d7e3fc24
 RULES[WSConv2d] = convolution_rule
 
 # %% ../nbs/06_normalization.ipynb #e9ad6324
