@@ -1,4 +1,4 @@
-"The engines against one example at a time: random networks, every layer, odd batches, bad examples."
+"The engines against one example at a time: random networks, odd batches, bad examples."
 import copy
 import gc
 import math
@@ -347,9 +347,9 @@ class Attention(nn.Module):
     "Self-attention, called by position and by name."
     def __init__(self, t, mode=None, **kwargs):
         super().__init__()
-        self.attn, self.head = nn.MultiheadAttention(8, 2, batch_first=True, **kwargs), nn.Linear(8, 3)
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True, **kwargs)
+        self.head, self.mode = nn.Linear(8, 3), mode
         self.register_buffer("mask", torch.full((t, t), -math.inf).triu(1))
-        self.mode = mode
 
     def forward(self, x):
         kwargs = {"causal": {"attn_mask": self.mask, "is_causal": True, "need_weights": False},
@@ -429,4 +429,648 @@ def test_recurrent_layers_with_time_first(engine, t):
 @every
 def test_attention_of_opacus(engine):
     layer = DPMultiheadAttention(8, 2, batch_first=True)
-    same(engine, Pooled(Lambda(lambda x: layer(x, x, x))).double(), *batch((5, 8)))
+    model = Pooled(Lambda(lambda x: layer(x, x, x)))
+    model.attention = layer
+    same(engine, model.double(), *batch((5, 8)))
+
+
+# --- batches, children and losses of every form
+
+
+class Table(nn.Module):
+    "Numbers and a column of categories; an output that is a dict."
+    def __init__(self):
+        super().__init__()
+        self.colour, self.mix = nn.Embedding(5, 4), nn.Linear(6, 3)
+
+    def forward(self, numbers, colour):
+        scores = self.mix(torch.cat([numbers, self.colour(colour)], 1))
+        return {"scores": scores, "size": (numbers.sum(1),)}
+
+
+def table_loss(output, y):
+    return LOSS(output["scores"], y) + output["size"][0]*output["scores"].square().sum(1)
+
+
+@every
+def test_inputs_and_outputs_are_trees(engine):
+    numbers, colour, y = doubles(4, 2), torch.randint(5, (4,)), torch.randint(3, (4,))
+    model = Table().double()
+    for x in ({"colour": colour, "numbers": numbers}, (numbers, colour)):
+        same(engine, model, x, y, loss=table_loss)
+    views = Views({"numbers": doubles(4, 3, 2), "colour": torch.randint(5, (4, 3))})
+    same(engine, model, views, y, loss=table_loss)
+    same(engine, model, Views((doubles(4, 1, 2), colour[:, None])), y, loss=table_loss)
+    same(engine, model, (numbers[:0], colour[:0]), y[:0], loss=table_loss)
+
+
+@every
+def test_labels_are_trees_too(engine):
+    labels = {"class": torch.randint(3, (4,)), "weight": torch.rand(4, dtype=torch.float64)}
+
+    def weighted(output, y):
+        return y["weight"]*LOSS(output, y["class"])
+
+    for x in (doubles(4, 2), Views(doubles(4, 3, 2))):
+        same(engine, nn.Linear(2, 3).double(), x, labels, loss=weighted)
+    of_views = Views({"class": torch.randint(3, (4, 3)), "weight": doubles(4, 3)})
+    same(engine, nn.Linear(2, 3).double(), Views(doubles(4, 3, 2)), of_views, loss=weighted)
+
+
+@every
+def test_dicts_reach_a_model_that_has_no_rule(engine):
+    class Whole(Table):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(2))
+
+        def forward(self, numbers, colour):
+            return super().forward(numbers*self.scale, colour)
+
+    x = {"numbers": doubles(4, 2), "colour": torch.randint(5, (4,))}
+    same(engine, Whole().double(), x, torch.randint(3, (4,)), loss=table_loss)
+
+
+class Part(nn.Module):
+    "A child without a rule, called with a dict, by name, and with what is no tensor."
+    def __init__(self):
+        super().__init__()
+        self.w, self.body = nn.Parameter(torch.rand(2)), nn.Linear(2, 2)
+
+    def forward(self, pair, *, scale, power=2, mask=None):
+        changed = self.body(pair["a"])*self.w*scale
+        return {"u": changed, "v": (pair["b"]**power, None, "as it was")}
+
+
+class UsesPart(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part, self.head = Part(), nn.Linear(2, 3)
+
+    def forward(self, x):
+        out = self.part({"a": x, "b": x + 1}, scale=x[:, :1], mask=None)
+        assert out["v"][1:] == (None, "as it was")
+        return self.head(out["u"] + out["v"][0])
+
+
+@every
+def test_children_take_and_return_trees(engine):
+    for k in (None, 2):
+        same(engine, UsesPart().double(), *batch((2,), k=k))
+
+
+class Lists(nn.Module):
+    "Parameters in lists, dicts and lists in dicts; a module without forward."
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(2, 2) for _ in range(3)])
+        self.gains = nn.ParameterDict({"gain": torch.randn(2)})
+        self.more = nn.ModuleDict({"inner": nn.ParameterList([torch.randn(2, 2)])})
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x):
+        for w in (*self.weights, *self.more["inner"]):
+            x = torch.tanh(x @ w)*self.gains["gain"]
+        return self.head(x)
+
+
+@every
+def test_lists_of_parameters_belong_to_the_module_around_them(engine):
+    same(engine, Lists().double(), *batch((2,)))
+    same(engine, nn.Sequential(nn.Linear(4, 2), Lists(), nn.Linear(3, 3)).double(), *batch((4,)))
+
+
+class SharedChild(nn.Module):
+    "A child that stands alone and inside a module without a rule."
+    def __init__(self, first):
+        super().__init__()
+        inside = Scaled()
+        if first:
+            self.alone = inside.body
+        self.inside, self.head = inside, nn.Linear(4, 3)
+        self.alone = inside.body
+
+    def forward(self, x):
+        return self.head(self.inside(self.alone(x)))
+
+
+@every
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("b", [1, 4])
+def test_a_child_alone_and_inside(engine, first, b):
+    same(engine, SharedChild(first).double(), *batch((4,), b))
+
+
+class NoInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(1, 4))
+
+    def forward(self):
+        return self.w
+
+
+@every
+def test_a_module_without_an_input(engine):
+    part = NoInput()
+    model = nn.Sequential(Lambda(lambda x: x + part()), nn.Linear(4, 3))
+    model[0].part = part
+    same(engine, model.double(), *batch((4,)))
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return x.mul_(10)
+
+
+@every
+def test_models_that_overwrite_their_input(engine):
+    model = nn.Sequential(InPlace(), nn.Linear(4, 30)).double()
+    x, y = batch((4,), 3)
+    want, norms = one_at_a_time(model, LOSS, x.clone(), y, FlatClip(.1))
+    got, got_norms = engine(model, LOSS, x.clone(), y, FlatClip(.1))
+    assert torch.allclose(got_norms, norms, 1e-10)
+    assert all(torch.allclose(got[n], want[n], 1e-10, 1e-12) for n in want)
+
+
+@every
+def test_named_arguments(engine):
+    linear = nn.Linear(4, 3)
+    model = Lambda(lambda x: linear(input=x))
+    model.linear = linear
+    same(engine, model.double(), *batch((4,)))
+
+
+class Saver(nn.Module):
+    "A network whose middle is checkpointed."
+    def __init__(self, part, d):
+        super().__init__()
+        self.first, self.part, self.last = nn.Linear(d, d), part(d, d), nn.Linear(d, 3)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.part, self.first(x), use_reentrant=False))
+
+
+def three_parts(i, o):
+    return nn.Sequential(nn.Linear(i, o), nn.PReLU(o), nn.LayerNorm(o))
+
+
+@swapping
+@pytest.mark.parametrize("b, d", [(4, 4), (3, 5)])
+@pytest.mark.parametrize("part", [nn.Linear, three_parts])
+def test_checkpointed_activations(engine, part, b, d):
+    "Forwards that run again during the backward pass still know their tape."
+    model, (x, y) = Saver(part, d).double(), batch((d,), b)
+    same(engine, model, x, y)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+# --- odd batches and bad examples
+
+
+@every
+def test_empty_single_and_varying_batches(engine):
+    model = papernot_cnn(2, classes=3, image_size=14).double()
+    for b in (0, 1, 5, 2, 0):
+        same(engine, model, *batch((1, 14, 14), b))
+    same(engine, model, *batch((1, 14, 14), 0, 3))
+
+
+@every
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e300])
+def test_bad_examples_contribute_exactly_nothing(engine, poison):
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), WSConv2d(4, 16, 3, padding=1),
+        nn.PReLU(), WSConv2d(16, 24, 2), nn.Flatten(), nn.LayerNorm(24*25), nn.Linear(24*25, 3))
+    model, (x, y), kept = model.double(), batch((3, 8, 8)), [0, 1, 3]
+    good, _ = engine(model, LOSS, x[kept], y[kept], FlatClip(.5))
+    x[2, 1, 3, 3] = poison
+    for clip in (FlatClip(.5), PerLayer(.1)):
+        sums, norms = engine(model, LOSS, x, y, clip)
+        assert all(g.isfinite().all() for g in sums.values()) and norms[:, kept].isfinite().all()
+    sums, norms = engine(model, LOSS, x, y, FlatClip(.5))
+    if norms[:, 2].isfinite().all():
+        return  # 1e300 was normalized away: an example like any other
+    assert all((sums[n] - good[n]).abs().max() < 1e-12 for n in good)
+    all_bad, _ = engine(model, LOSS, torch.full_like(x, math.nan), y, FlatClip(.5))
+    assert all((g == 0).all() for g in all_bad.values())
+
+
+def test_ghost_counts_good_examples_once_beside_bad_ones():
+    "Dropout beside a NaN: a second pass over fewer rows would draw other masks."
+    model = nn.Sequential(nn.Linear(20, 50), nn.Dropout(.5), nn.Linear(50, 300)).double()
+    x = doubles(3, 20)
+    x[0] = x[2] = math.nan
+    for seed in range(10):
+        torch.manual_seed(seed)
+        sums, norms = ghost_grad_sum(model, LOSS, x, torch.randint(300, (3,)), FlatClip(.1))
+        assert torch.cat([v.flatten() for v in sums.values()]).norm() <= .1*(1 + 1e-9)
+        assert norms[:, [0, 2]].isnan().any(0).all()
+
+
+@every
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"x": x}, lambda x: Views(x[:, None])])
+def test_fixed_shapes_count_real_examples_only(engine, wrap):
+    model = nn.Sequential(nn.Linear(4, 30), nn.PReLU(), nn.Linear(30, 3)).double()
+    x, y = batch((4,), 4)
+    called = Lambda(lambda x: model(x["x"] if isinstance(x, dict) else x))
+    called.model = model
+    seen = []
+
+    def clip(norms):
+        seen.append(norms.shape)
+        return FlatClip(.1)(norms)
+
+    want, norms = engine(called, LOSS, wrap(x), y, clip)
+    got, got_norms = fixed_shape(engine, 7)(called, LOSS, wrap(x), y, clip)
+    assert torch.allclose(got_norms, norms) and got_norms.shape == norms.shape
+    assert all(torch.allclose(got[n], want[n], 1e-9, 1e-12) for n in want)
+    assert set(seen) == {(5, 4)}
+
+
+# --- the model is left as it was
+
+
+def state(model):
+    params = [(p, p.grad, p.clone(), p.requires_grad) for p in model.parameters()]
+    return [dict(m.__dict__) for m in model.modules()], params, [b.clone() for b in model.buffers()]
+
+
+def unchanged(model, before):
+    modules, params, buffers = before
+    for m, old in zip(model.modules(), modules):
+        assert m.__dict__.keys() == old.keys()
+        assert all(m.__dict__[n] is v for n, v in old.items())
+    for p, (q, grad, value, learns) in zip(model.parameters(), params):
+        assert p is q and p.grad is grad and p.equal(value) and p.requires_grad == learns
+    assert all(a.equal(b) for a, b in zip(model.buffers(), buffers))
+
+
+@every
+def test_model_is_left_as_it_was(engine):
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(Scaled(), shared, nn.Tanh(), shared, nn.PReLU(), nn.Linear(4, 3)).double()
+    model[0].scale.grad = torch.ones_like(model[0].scale)
+    before, (x, y) = state(model), batch((4,))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    engine(model, LOSS, x, y, FlatClip(1.))
+    unchanged(model, before)
+    assert torch.is_grad_enabled() and torch.backends.mha.get_fastpath_enabled() == fast
+    same(engine, pickle.loads(pickle.dumps(copy.deepcopy(model))), x, y)
+
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        raise RuntimeError("broken on purpose")
+
+
+@every
+def test_exceptions_leave_the_model_clean(engine):
+    model, (x, y) = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), batch((4,))
+    before = state(model)
+    refuses(engine, model, x, y, "one loss per row", F.cross_entropy)
+
+    def bad_clip(norms):
+        raise KeyError("clip")
+
+    with pytest.raises(KeyError):
+        engine(model, LOSS, x, y, bad_clip)
+    unchanged(model, before)
+    model.append(Fails().double())
+    before = state(model)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine(model, LOSS, x, y, FlatClip(1.))
+    unchanged(model, before)
+    model.pop(2)
+    same(engine, model, x, y)
+
+
+@every
+def test_compiled_models(engine):
+    "No compiler runs here: the engines go around compiled code."
+    plain = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3)).double()
+    x, y = batch((1, 8, 8))
+    want, norms = one_at_a_time(plain, LOSS, x, y, FlatClip(.5))
+    inside = copy.deepcopy(plain)
+    inside.compile()
+    partly = nn.Sequential(*plain[:1], torch.compile(plain[1:]))
+    for model in (torch.compile(plain), partly, inside):
+        got, got_norms = engine(model, LOSS, x, y, FlatClip(.5))
+        assert (got_norms - norms).abs().max() < 1e-10
+        assert all((a - b).abs().max() < 1e-12 for a, b in zip(got.values(), want.values()))
+
+
+@every
+def test_channels_last(engine):
+    model = resnet20(3).double().to(memory_format=torch.channels_last)
+    x, y = batch((3, 8, 8), 3)
+    same(engine, model, x.to(memory_format=torch.channels_last), y, clip=FlatClip(5.))
+
+
+@pytest.mark.parametrize("name", ["fast_grad_sum", "bookkeeping_grad_sum", "hook_grad_sum"])
+def test_nothing_waits_for_the_garbage_collector(name):
+    "A reference cycle would keep a step's activations: twice the memory, fresh pages."
+    model, x, y = resnet20(), torch.randn(3, 3, 16, 16), torch.tensor([1, 2, 3])
+
+    def tensors():
+        return sum(type(o) in (torch.Tensor, nn.Parameter) for o in gc.get_objects())
+
+    ENGINES[name](model, LOSS, x, y, FlatClip(1.))
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        ENGINES[name](model, LOSS, x, y, FlatClip(1.))
+        assert tensors() == before
+    finally:
+        gc.enable()
+
+
+# --- what is refused, and what the message says
+
+
+class Outside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return F.linear(self.lin(x), self.lin.weight)
+
+
+class OtherName(nn.Module):
+    "A child's weight under a second name, used without the child."
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.w = self.lin.weight
+
+    def forward(self, x):
+        return F.linear(self.lin(x), self.w)
+
+
+@swapping
+@pytest.mark.parametrize("make, name", [(Outside, "lin.weight"), (OtherName, "w")])
+def test_a_parameter_used_outside_its_module_is_noticed(engine, make, name):
+    model, (x, y) = make().double(), batch((4,))
+    before = state(model)
+    refuses(engine, model, x, y, f"{name} is used outside.*vmap_grad_sum")
+    unchanged(model, before)
+    same(vmap_grad_sum, model, x, y)
+
+
+REFUSED = [
+    (nn.BatchNorm2d(3), "1 is BatchNorm2d.*GroupNorm"),
+    (nn.InstanceNorm2d(3, track_running_stats=True), "1 is InstanceNorm2d"),
+    (nn.SyncBatchNorm(3), "1 is SyncBatchNorm"),
+    (nn.LSTM(6, 3), "1 is LSTM.*put opacus.layers.DPLSTM there, or pass loop_grad_sum"),
+    (nn.GRU(6, 3), "put opacus.layers.DPGRU there"),
+    (nn.RNN(6, 3), "put opacus.layers.DPRNN there"),
+    (nn.LSTMCell(6, 3), "put opacus.layers.dp_rnn.DPLSTMCell there"),
+    (nn.Embedding(3, 4, max_norm=1.), "1 is Embedding"),
+]
+
+
+@every
+@pytest.mark.parametrize("layer, message", REFUSED, ids=lambda v: type(v).__name__)
+def test_refused_by_name(engine, layer, message):
+    x, y = torch.randn(4, 3, 6, 6), torch.randint(3, (4,))
+    refuses(engine, nn.Sequential(nn.Identity(), layer), x, y, message)
+
+
+@swapping
+def test_time_first_is_refused_with_the_way_out(engine):
+    x, y = batch((5, 8))
+    for first in (False, True):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0., norm_first=first)
+        refuses(engine, Pooled(layer).double(), x.transpose(0, 1), y, "batch_first=True")
+    attention = nn.MultiheadAttention(8, 2)
+    model = Pooled(Lambda(lambda x: attention(x, x, x)))
+    model.attention = attention
+    refuses(engine, model.double(), x[:, :4], y, "attention .Multi.* pass batch_first=True")
+
+
+class Positions(nn.Module):
+    "A language model's two embeddings."
+    def __init__(self, expand):
+        super().__init__()
+        self.wte, self.wpe, self.head = nn.Embedding(9, 4), nn.Embedding(9, 4), nn.Linear(4, 3)
+        self.expand = expand
+
+    def forward(self, x):
+        t = torch.arange(x.shape[1])
+        t = t.expand(len(x), -1) if self.expand else t
+        return self.head(torch.tanh(self.wte(x) + self.wpe(t)).mean(1))
+
+
+@swapping
+def test_positions_must_have_a_row_per_example(engine):
+    x, y = torch.randint(9, (4, 6)), torch.randint(3, (4,))
+    same(engine, Positions(expand=True).double(), x, y)
+    same(engine, Positions(expand=True).double(), x[:, :4], y)
+    refuses(engine, Positions(expand=False).double(), x, y,
+            r"wpe .Embedding. got .6,. in a batch of 4 rows.*torch.arange\(t\).expand\(b, -1\)")
+    same(vmap_grad_sum, Positions(expand=False).double(), x, y)
+
+
+@swapping
+def test_examples_must_come_first(engine):
+    turned = Lambda(lambda x: x.transpose(0, 1))
+    model = nn.Sequential(turned, nn.Linear(4, 4), Lambda(lambda x: x.mean(0))).double()
+    refuses(engine, model, *batch((6, 4)), "1 .Linear. got")
+    frames = nn.Sequential(Lambda(lambda x: x.flatten(0, 1)), nn.Conv2d(3, 4, 1)).double()
+    refuses(engine, frames, *batch((2, 3, 2, 2)), "1 .Conv2d. got .8, 3, 2, 2.")
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.rand(4))
+
+    def forward(self, x):
+        return (x*self.w).expand(2, -1, -1)
+
+
+@swapping
+def test_a_module_without_a_rule_must_return_rows(engine):
+    model = nn.Sequential(nn.Linear(4, 4), Turned(), Lambda(lambda x: x[0])).double()
+    refuses(engine, model, *batch((4,)), r"1 .Turned. returned .2, 1, 4. for one row")
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x*self.w if x.sum() > 0 else x
+
+
+@every
+def test_what_vmap_cannot_run_is_refused(engine):
+    refuses(engine, nn.Sequential(nn.Linear(4, 4), Branches()).double(), *batch((4,)),
+            "vmap cannot run .*loop_grad_sum")
+
+
+@every
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrap", [lambda m: prune.identity(m, "weight"), nn.utils.weight_norm])
+def test_computed_weights_are_refused_by_name(engine, wrap):
+    "A rule would read the computed weight and never see what it was computed from."
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).double()
+    wrap(model[1])
+    refuses(engine, model, *batch((4,)), "1 is Linear: its weight is computed")
+
+
+class Hyper(nn.Module):
+    "A layer whose weight another layer makes, in forward."
+    def __init__(self):
+        super().__init__()
+        self.make, self.use = nn.Linear(4, 12), nn.Linear(4, 3)
+        del self.use.weight
+
+    def forward(self, x):
+        self.use.weight = self.make(x).mean(0).view(3, 4)
+        return self.use(x)
+
+
+@swapping
+def test_weights_computed_in_forward_are_refused_by_name(engine):
+    refuses(engine, Hyper().double(), *batch((4,)), "use is Linear: its weight is computed")
+
+
+@every
+def test_hooks_on_parameters_are_refused_by_name(engine):
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    model[0].weight.register_hook(lambda g: 2*g)
+    refuses(engine, model, *batch((4,)), "parameter 0.weight has a hook")
+
+
+@every
+def test_parameters_in_the_loss_are_refused_by_name(engine):
+    model, (x, y) = nn.Linear(4, 3).double(), batch((4,))
+
+    def regularized(output, y):
+        return LOSS(output, y) + .1*model.weight.square().sum()
+
+    refuses(engine, model, x, y, "parameter weight is used outside", regularized)
+    sums, _ = engine(model, LOSS, x.requires_grad_(), y, FlatClip(1.))
+    assert sums["weight"].norm() > 0  # an input that wants a gradient is no parameter
+
+
+@every
+def test_odd_losses_are_refused(engine):
+    refuses(engine, nn.Linear(4, 3).double(), *batch((4,)), "loss_fn returned NoneType",
+            lambda output, y: None)
+
+
+# --- half precision, and true sensitivity: what one example adds is never longer than C
+
+
+def length(sums):
+    return sum(g.double().square().sum() for g in sums.values()).sqrt().item()
+
+
+def worst_share(engine, model, x, y, bound, autocast):
+    "The longest contribution of one example: its batch with the others poisoned."
+    longest = 0.
+    for i in range(len(x)):
+        alone = torch.full_like(x, math.nan)
+        alone[i] = x[i]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            sums, norms = engine(model, LOSS, alone, y, FlatClip(bound))
+        assert {norms.dtype, *(g.dtype for g in sums.values())} == {torch.float32}
+        longest = max(longest, length(sums))
+    return longest
+
+
+def hard_examples():
+    "Large, tiny, constant and rank-one images: where inner products cancel."
+    x = torch.randn(6, 3, 8, 8)
+    x[1] *= 1e4
+    x[2] *= 1e-4
+    x[3] = 100.
+    x[4] = torch.linspace(-50, 50, 8)[None, None, :]
+    x[5] = 1e3 + 1e-2*x[5]
+    return x, torch.randint(3, (6,))
+
+
+@every
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
+def test_no_example_counts_more_than_the_bound(engine, autocast):
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), WSConv2d(16, 32, 3, padding=1),
+        nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1), nn.Flatten(), nn.Linear(1024, 3))
+    for bound in (1e-3, 1.):
+        assert worst_share(engine, model, *hard_examples(), bound, autocast) <= bound*(1 + 1e-3)
+
+
+HALF = {
+    "table": (nn.Sequential(nn.Linear(8, 16), nn.PReLU(), nn.LayerNorm(16), nn.Linear(16, 3)),
+              (8,)),
+    "image": (nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.PReLU(), nn.Flatten(),
+                            nn.Linear(576, 3)), (3, 8, 8)),
+    "wide": (nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(),
+                           nn.Linear(1024, 3)), (64, 4, 4)),
+    "standardized": (nn.Sequential(WSConv2d(64, 64, 3, padding=1, bias=False), nn.ReLU(),
+                                   nn.Flatten(), nn.Linear(1024, 3)), (64, 4, 4)),
+    "thin, standardized": (nn.Sequential(WSConv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Flatten(),
+                                         nn.Linear(1024, 3)), (3, 4, 4)),
+    "sequence": (Pooled(nn.TransformerEncoderLayer(8, 2, 16, dropout=0., batch_first=True)),
+                 (5, 8)),
+}
+
+
+@every
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("k", [None, 2])
+def test_models_in_bfloat16(engine, name, k):
+    "Parameters of 8 bits; norms and sums of float32, and a clipped example uses its bound."
+    layers, shape = HALF[name]
+    model = copy.deepcopy(layers).bfloat16()
+    x, y = batch(shape, k=k)
+    x = tree_map(lambda v: v.bfloat16(), x)
+    sums, norms = engine(model, LOSS, x, y, FlatClip(.3))
+    assert {norms.dtype, *(g.dtype for g in sums.values())} == {torch.float32}
+    exact = copy.deepcopy(model).double()
+    _, want = one_at_a_time(exact, LOSS, tree_map(torch.Tensor.double, x), y, FlatClip(.3))
+    assert (norms - want).abs().max() < .05*want.max()
+    for i in range(4):
+        one = [take(v, slice(i, i + 1)) for v in (x, y)]
+        assert .999e-2 < length(engine(model, LOSS, *one, FlatClip(1e-2))[0]) <= 1e-2*(1 + 1e-3)
+
+
+@every
+def test_bf16_engine(engine):
+    model, (x, y) = HALF["image"][0], batch(HALF["image"][1])
+    half, norms = bf16_engine(engine)(model, LOSS, x.float(), y, FlatClip(1e-2))
+    _, true = engine(model, LOSS, x.float(), y, FlatClip(1e-2))
+    assert {norms.dtype, *(g.dtype for g in half.values())} == {torch.float32}
+    assert torch.allclose(norms, true, .05, .02) and length(half) <= 4e-2*(1 + 1e-3)
+
+
+@every
+@pytest.mark.parametrize("bias", [1e2, 1e4, 1e6])
+def test_a_large_bias_hides_no_gradient(engine, bias):
+    "A standardized convolution's output says <G,w^> only without its bias, which would drown it."
+    worst = 0
+    for seed in range(10):
+        torch.manual_seed(seed)
+        m, base, v = WSConv2d(64, 64, 3, padding=1), torch.randn(1, 64, 3, 3), torch.randn(64)
+        m.weight.data = base + 1e-3*torch.randn(64, 64, 3, 3)
+        m.bias.data.fill_(bias)
+        m.bias.requires_grad_(False)
+        x = 1e-3*torch.randn(1, 64, 4, 4)
+        x[0, :, :3, :3] += base[0]
+        sums, _ = engine(m, lambda out, y: out[:, :, 1, 1] @ v, x, torch.zeros(1), FlatClip(1e-3))
+        worst = max(worst, length(sums)/1e-3)
+    assert .5 < worst <= 1 + 1e-3
+
+
+def test_the_default_is_the_one_of_the_lesson():
+    assert fast_grad_sum is gradients.fast_grad_sum and "fast_grad_sum" in gradients.__all__
