@@ -203,6 +203,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'dp_course.definition._fits': ('definition.html#_fits', 'dp_course/definition.py'),
                                       'dp_course.definition._log_delta': ('definition.html#_log_delta', 'dp_course/definition.py'),
                                       'dp_course.definition._mills': ('definition.html#_mills', 'dp_course/definition.py'),
+                                      'dp_course.definition._mills_gap': ('definition.html#_mills_gap', 'dp_course/definition.py'),
                                       'dp_course.definition._private_input': ('definition.html#_private_input', 'dp_course/definition.py'),
                                       'dp_course.definition._rates': ('definition.html#_rates', 'dp_course/definition.py'),
                                       'dp_course.definition._smallest': ('definition.html#_smallest', 'dp_course/definition.py'),
