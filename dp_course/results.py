@@ -206,12 +206,12 @@ def _rows(
 
 # %% ../nbs/13_results.ipynb #5b1e0004
 REPORT = _rows("report", """
-    V1: RMSprop, batch 512   | ResNet-20 | 3 | 41.32         | 42.61 in its log
-    V2: 'adaptive clipping'  | ResNet-20 | 3 | 50.36         | 46.94 on repeating; the method never ran
-    + weight standardization | ResNet-20 | 3 | 54.98         |
+    V1: RMSprop, batch 512   | ResNet-20 | 3 | 41.32 | 42.61 in its log
+    V2: 'adaptive clipping'  | ResNet-20 | 3 | 50.36 | 46.94 on repeating; the method never ran
+    + weight standardization | ResNet-20 | 3 | 54.98 |
     + batch 2048, SGD        | ResNet-20 | 3 | 60.82 +- 0.65 | 60.97 at best
     the same                 | WRN-16-4  | 3 | 54.59 +- 1.17 | 55.61 at best
-    + batch 4096, 50 epochs  | ResNet-20 | 3 | 62.39         | one run; 'per-layer clipping' never ran
+    + batch 4096, 50 epochs  | ResNet-20 | 3 | 62.39 | one run; 'per-layer clipping' never ran
 """)
 
 PUBLISHED = _rows("published", """
