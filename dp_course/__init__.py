@@ -1,1 +1,16 @@
-__version__ = "0.1.0"
+"Differentially private deep learning: what the course exports, and its public names."
+__version__ = "0.2.0"
+
+from .accounting import PrivacyPlan, epsilon, noise_multiplier
+from .clipping import AdaptiveClip, LayerClip
+from .data import Examples, load
+from .dpsgd import FlatClip, loop_grad_sum
+from .gradients import (
+    bookkeeping_grad_sum,
+    fast_grad_sum,
+    ghost_grad_sum,
+    hook_grad_sum,
+    vmap_grad_sum,
+)
+from .trainer import Trainer
+from .tricks import EMA

@@ -7,120 +7,178 @@ __all__ = ['ACTIVATIONS', 'four_a_group', 'sixteen_groups', 'WSConv2d', 'BasicBl
            'wrn16_4', 'wrn40_4', 'TemperedSigmoid', 'activation', 'papernot_cnn', 'allconv_cifar', 'cost_table']
 
 # %% ../nbs/06_normalization.ipynb #4dd2d3d3
+from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import nn
+
+from .layers import RULES, convolution_rule
 
 # %% ../nbs/06_normalization.ipynb #11c7156f
 def four_a_group(channels:int):
     "Make a GroupNorm with four channels in every group."
     return nn.GroupNorm(channels//4, channels)
 
+
 def sixteen_groups(channels:int):
     "Make a GroupNorm with sixteen groups."
     return nn.GroupNorm(16, channels)
 
 # %% ../nbs/06_normalization.ipynb #bea006f2
+def _filter_scales(
+    c,          # (o,n) centred filters
+    form:str,   # as for `WSConv2d`
+    eps:float,  # as for `WSConv2d`
+):              # f, h: (o,1) each, for w^ = f c and the gradient f (g - mean g) - h <g,c> c
+    "Compute the factor of every filter, and the one of its derivative along the filter."
+    n = c.shape[1]
+    if form == "report":
+        std = torch.linalg.vector_norm(c, dim=1, keepdim=True)/(n-1)**.5
+        f = 1/(std + eps)
+        h = f*f/((n-1)*std)
+        return f, torch.where(std > 0, h, 0.)  # a constant filter has gradient 0, not NaN
+    variance = c.square().sum(1, keepdim=True)/n + eps
+    gain = n**-.5 if form == "fan_in" else 1.
+    f = variance.rsqrt()*gain
+    return f, f/(n*variance)
+
+# %% ../nbs/06_normalization.ipynb #dc6c11bc
 class WSConv2d(nn.Conv2d):
     "A convolution whose filters are centred and scaled to a fixed size each time they are used."
     # w^ = f c, c = w - mean(w) per filter, n = fan-in. ValueError: unknown form, fan-in 1.
     # Qiao et al. 2019 (arXiv 1903.10520), section on weight standardization; fan-in gain:
-    # Brock et al. 2021 (arXiv 2101.08692), without its learnable factor; De et al. 2022 (arXiv 2204.13650).
+    # Brock et al. 2021 (arXiv 2101.08692), without its learnable factor;
+    # De et al. 2022 (arXiv 2204.13650).
     def __init__(
-        self, *args,         # as for `nn.Conv2d`
-        form:str="fan_in",   # "fan_in": norm 1; "unit": variance 1; "report": /(unbiased std + eps)
-        eps:float=1e-5,      # added to the variance ("report": to the standard deviation)
-        **kwargs,            # as for `nn.Conv2d`
+        self,
+        *args,              # as for `nn.Conv2d`
+        form:str="fan_in",  # "fan_in": norm 1; "unit": variance 1; "report": /(unbiased std + eps)
+        eps:float=1e-5,     # added to the variance ("report": to the standard deviation)
+        **kwargs,           # as for `nn.Conv2d`
     ):
         super().__init__(*args, **kwargs)
         if form not in ("fan_in", "unit", "report"):
             raise ValueError(f"{form=} is unknown: pass 'fan_in', 'unit' or 'report'")
         if self.weight[0].numel() < 2:
-            raise ValueError("one weight minus its mean is zero: use nn.Conv2d where the fan-in is 1")
+            raise ValueError("one weight minus its mean is zero: "
+                             "use nn.Conv2d where the fan-in is 1")
         self.form, self.eps = form, eps
 
-    def centred(self):  # c, f, h: (o,n), (o,1), (o,1)
-        "Give the centred filters and two scalars each: w^ = f c, gradient f (g - mean g) - h <g,c> c."
-        # g: gradient of the standardized filter w^; the formula gives the gradient of the raw one
+    def centred(self):  # c (o,n), f (o,1), h (o,1)
+        "Give the centred filters and two factors each: w^ = f c, and h for its derivative."
+        # A gradient g of the filter w^ is f (g - mean g) - h <g,c> c for the raw one
         w = self.weight.flatten(1)
-        n = w.shape[1]
         c = w - w.mean(1, keepdim=True)
-        ss = c.square().sum(1, keepdim=True)  # ||c||^2
-        if self.form == "report":
-            std = torch.linalg.vector_norm(c, dim=1, keepdim=True)/(n-1)**.5  # gradient 0, not NaN, at c = 0
-            f = 1/(std + self.eps)
-            return c, f, torch.where(std > 0, f*f/((n-1)*std), 0.)
-        v = ss/n + self.eps
-        f = v.rsqrt()*(n**-.5 if self.form == "fan_in" else 1.)
-        return c, f, f/(n*v)
+        return c, *_filter_scales(c, self.form, self.eps)
 
     def standardized(self):  # (o,i/groups,kh,kw)
         "Compute the filters that the convolution really uses."
         c, f, _ = self.centred()
         return (f*c).view(self.weight.shape)
 
-    def forward(self, x): return self._conv_forward(x, self.standardized(), self.bias)
+    def forward(self, x):
+        return self._conv_forward(x, self.standardized(), self.bias)
 
-    def extra_repr(self): return f"{super().extra_repr()}, form={self.form}, eps={self.eps:g}"
+    def extra_repr(self):
+        return f"{super().extra_repr()}, form={self.form}, eps={self.eps:g}"
+
+# %% ../nbs/06_normalization.ipynb #d7e3fc24
+RULES[WSConv2d] = convolution_rule
 
 # %% ../nbs/06_normalization.ipynb #e9ad6324
-def _order(
-    order:str,    # "norm-relu" or "relu-norm": what comes first after a convolution
-    norm,         # channels -> module
+def _norm_and_relu(
+    order:str,     # "norm-relu" or "relu-norm": what comes first after a convolution
+    norm,          # channels -> module
     channels:int,
-):                # module
-    "Normalization and ReLU in the order asked for."
+):                 # module
+    "Make normalization and ReLU in the order asked for."
     if order not in ("norm-relu", "relu-norm"):
         raise ValueError(f"{order=} is unknown: pass 'norm-relu' or 'relu-norm'")
     pair = [norm(channels), nn.ReLU()]
-    return nn.Sequential(*(pair if order == "norm-relu" else pair[::-1]))
+    if order == "relu-norm":
+        pair.reverse()
+    return nn.Sequential(*pair)
+
 
 class BasicBlock(nn.Module):
     "Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."
     # He et al. 2016 (arXiv 1512.03385)
     def __init__(self, i, o, stride, conv, norm, order):
         super().__init__()
-        self.conv1, self.act1 = conv(i, o, 3, stride, 1, bias=False), _order(order, norm, o)
+        self.order = order
+        self.conv1 = conv(i, o, 3, stride, 1, bias=False)
+        self.act1 = _norm_and_relu(order, norm, o)
         self.conv2 = conv(o, o, 3, 1, 1, bias=False)
-        self.norm2, self.relu2, self.order = norm(o), nn.ReLU(), order
-        same = i == o and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Sequential(conv(i, o, 1, stride, bias=False), norm(o))
+        self.norm2 = norm(o)
+        self.relu2 = nn.ReLU()
+        self.shortcut = nn.Identity()
+        if i != o or stride > 1:
+            self.shortcut = nn.Sequential(conv(i, o, 1, stride, bias=False), norm(o))
 
     def forward(self, x):
-        h, skip = self.conv2(self.act1(self.conv1(x))), self.shortcut(x)
-        if self.order == "norm-relu": return self.relu2(self.norm2(h) + skip)
+        h = self.conv2(self.act1(self.conv1(x)))
+        skip = self.shortcut(x)
+        if self.order == "norm-relu":
+            return self.relu2(self.norm2(h) + skip)
         return self.norm2(self.relu2(h)) + skip
+
+# %% ../nbs/06_normalization.ipynb #2b88a09d
+def _three_stages(
+    block,       # (i, o, stride) -> module
+    widths,      # channels of the three stages
+    blocks:int,  # per stage
+):               # list of modules; the first one takes 16 channels
+    "Chain blocks; each stage but the first begins by halving the map."
+    made, i = [], 16
+    for stage, o in enumerate(widths):
+        for place in range(blocks):
+            halve = stage > 0 and place == 0
+            made.append(block(i, o, 2 if halve else 1))
+            i = o
+    return made
+
 
 def resnet20(
     classes:int=10,
     in_channels:int=3,
-    conv=WSConv2d,            # made like nn.Conv2d, which leaves weight standardization out
-    norm=four_a_group,        # channels -> module
-    order:str="norm-relu",    # or "relu-norm"
-):                            # 272,474 parameters for 3 channels and 10 classes
+    conv=WSConv2d,          # made like nn.Conv2d, which leaves weight standardization out
+    norm=four_a_group,      # channels -> module
+    order:str="norm-relu",  # or "relu-norm"
+):                          # 272,474 parameters for 3 channels and 10 classes
     "Build a ResNet-20 for small images with weight standardization, GroupNorm and 1x1 shortcuts."
     # He et al. 2016 (arXiv 1512.03385), section 4.2. ValueError: unknown order
-    blocks, i = [], 16
-    for o, stride in [(16, 1), (32, 2), (64, 2)]:
-        for s in (stride, 1, 1): blocks.append(BasicBlock(i, o, s, conv, norm, order)); i = o
-    return nn.Sequential(conv(in_channels, 16, 3, 1, 1, bias=False), _order(order, norm, 16), *blocks,
-                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
+    block = partial(BasicBlock, conv=conv, norm=norm, order=order)
+    blocks = _three_stages(block, (16, 32, 64), 3)
+    return nn.Sequential(
+        conv(in_channels, 16, 3, 1, 1, bias=False),
+        _norm_and_relu(order, norm, 16),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )
 
 # %% ../nbs/06_normalization.ipynb #3d6fffae
 class WideBlock(nn.Module):
     "Two 3x3 convolutions, each after normalization and ReLU, beside a shortcut with neither."
     def __init__(self, i, o, stride, conv, norm, order):
         super().__init__()
-        self.act1, self.conv1 = _order(order, norm, i), conv(i, o, 3, stride, 1, bias=False)
-        self.act2, self.conv2 = _order(order, norm, o), conv(o, o, 3, 1, 1, bias=False)
-        self.shortcut = None if i == o and stride == 1 else conv(i, o, 1, stride, bias=False)
+        self.act1 = _norm_and_relu(order, norm, i)
+        self.conv1 = conv(i, o, 3, stride, 1, bias=False)
+        self.act2 = _norm_and_relu(order, norm, o)
+        self.conv2 = conv(o, o, 3, 1, 1, bias=False)
+        self.shortcut = None
+        if i != o or stride > 1:
+            self.shortcut = conv(i, o, 1, stride, bias=False)
 
     def forward(self, x):
         h = self.act1(x)
         skip = x if self.shortcut is None else self.shortcut(h)
         return self.conv2(self.act2(self.conv1(h))) + skip
 
+# %% ../nbs/06_normalization.ipynb #4fa9c9ea
 def wide_resnet(
     depth:int,              # 6 m + 4 with m blocks per stage
     width:int,              # channels are 16, 32 and 64 times this
@@ -132,21 +190,29 @@ def wide_resnet(
 ):
     "Build a wide residual network in the form of De et al. 2022."
     # Zagoruyko & Komodakis 2016 (arXiv 1605.07146). ValueError: impossible depth, unknown order.
-    # De et al.'s code also has a learnable gain and a bias per filter, and a norm on each 1x1 shortcut.
-    if depth < 10 or (depth-4) % 6: raise ValueError(f"{depth=} is not 6 m + 4: pass 10, 16, 22, 28, 40 ...")
-    blocks, i = [], 16
-    for o, stride in [(16*width, 1), (32*width, 2), (64*width, 2)]:
-        for s in [stride] + [1]*((depth-4)//6 - 1):
-            blocks.append(WideBlock(i, o, s, conv, norm, order)); i = o
-    return nn.Sequential(conv(in_channels, 16, 3, 1, 1, bias=False), *blocks, _order(order, norm, i),
-                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, classes))
+    # De et al.'s code also has a gain and a bias per filter, and a norm on each 1x1 shortcut.
+    if depth < 10 or (depth-4) % 6:
+        raise ValueError(f"{depth=} is not 6 m + 4: pass 10, 16, 22, 28, 40 ...")
+    block = partial(WideBlock, conv=conv, norm=norm, order=order)
+    widths = 16*width, 32*width, 64*width
+    blocks = _three_stages(block, widths, (depth-4)//6)
+    return nn.Sequential(
+        conv(in_channels, 16, 3, 1, 1, bias=False),
+        *blocks,
+        _norm_and_relu(order, norm, widths[-1]),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(widths[-1], classes),
+    )
 
+# %% ../nbs/06_normalization.ipynb #79219ead
 def wrn16_4(
     classes:int=10,
     **kwargs,  # to `wide_resnet`
 ):             # 2,748,890 parameters for 3 channels and 10 classes
     "Build the WRN-16-4 of De et al. 2022."
     return wide_resnet(16, 4, classes, **kwargs)
+
 
 def wrn40_4(
     classes:int=10,
@@ -161,83 +227,113 @@ class TemperedSigmoid(nn.Module):
     # Papernot et al. 2021 (arXiv 2007.14191)
     def __init__(self, scale:float=2., temperature:float=2., offset:float=1.):
         super().__init__()
-        self.scale, self.temperature, self.offset = scale, temperature, offset
+        self.scale = scale
+        self.temperature = temperature
+        self.offset = offset
 
-    def forward(self, x): return self.scale*torch.sigmoid(self.temperature*x) - self.offset
+    def forward(self, x):
+        return self.scale*torch.sigmoid(self.temperature*x) - self.offset
 
-    def extra_repr(self): return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
+    def extra_repr(self):
+        return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
+
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "tempered": TemperedSigmoid}
+
 
 def activation(
     act,  # "relu", "tanh", "tempered", or a module such as `TemperedSigmoid(1.58, 3., .71)`
 ):        # a fresh module
     "Make an activation from its name, or copy the one given."
     # ValueError: unknown name
-    if isinstance(act, nn.Module): return deepcopy(act)
+    if isinstance(act, nn.Module):
+        return deepcopy(act)
     if act not in ACTIVATIONS:
         raise ValueError(f"{act=} is unknown: pass a module or one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[act]()
 
 # %% ../nbs/06_normalization.ipynb #30a65aad
 def papernot_cnn(
-    k:int=16,            # filters of the first convolution; the second has 2k
-    act="tanh",          # see `activation`
+    k:int=16,           # filters of the first convolution; the second has 2k
+    act="tanh",         # see `activation`
     classes:int=10,
     in_channels:int=1,
-    image_size:int=28,   # pixels a side, at least 14
-):                       # 26,010 parameters for k = 16 on MNIST
+    image_size:int=28,  # pixels a side, at least 14
+):                      # 26,010 parameters for k = 16 on MNIST
     "Build the two-convolution network of Papernot et al. 2021 for MNIST and Fashion-MNIST."
     # arXiv 2007.14191. ValueError: no filters, images too small
-    if k < 1: raise ValueError(f"{k=} filters see nothing: pass 1 or more, 16 as in the paper")
-    side = ((image_size - 2)//2 - 4)//2      # after each layer: (s-2)//2 + 1, -1, (s-4)//2 + 1, -1
-    if side < 1: raise ValueError(f"{image_size=} leaves nothing: upsample to 14 pixels or more")
+    if k < 1:
+        raise ValueError(f"{k=} filters see nothing: pass 1 or more, 16 as in the paper")
+    side = ((image_size - 2)//2 - 4)//2  # after each layer: (s-2)//2 + 1, -1, (s-4)//2 + 1, -1
+    if side < 1:
+        raise ValueError(f"{image_size=} leaves nothing: upsample to 14 pixels or more")
     return nn.Sequential(
         nn.Conv2d(in_channels, k, 8, 2, padding=3), activation(act), nn.MaxPool2d(2, 1),
         nn.Conv2d(k, 2*k, 4, 2), activation(act), nn.MaxPool2d(2, 1),
-        nn.Flatten(), nn.Linear(2*k*side*side, 32), activation(act), nn.Linear(32, classes))
+        nn.Flatten(),
+        nn.Linear(2*k*side*side, 32), activation(act),
+        nn.Linear(32, classes),
+    )
 
+# %% ../nbs/06_normalization.ipynb #88982136
 def allconv_cifar(
-    act="tanh",          # see `activation`
+    act="tanh",         # see `activation`
     classes:int=10,
     in_channels:int=3,
-):                       # 2,334,730 parameters
+):                      # 2,334,730 parameters
     "Build the all-convolutional network of Papernot et al. 2021 for CIFAR-10."
-    # arXiv 2007.14191. Class scores are averaged over the last map; the widths follow from the count.
+    # arXiv 2007.14191. Class scores are averaged over the last map.
+    # The widths follow from the count.
     layers, i = [], in_channels
     for pair in [(64, 128), (128, 256), (256, 512)]:
-        for o in pair: layers += [nn.Conv2d(i, o, 3, padding=1), activation(act)]; i = o
+        for o in pair:
+            layers.append(nn.Conv2d(i, o, 3, padding=1))
+            layers.append(activation(act))
+            i = o
         layers.append(nn.AvgPool2d(2))
-    return nn.Sequential(*layers, nn.Conv2d(i, classes, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    layers.append(nn.Conv2d(i, classes, 3, padding=1))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 # %% ../nbs/06_normalization.ipynb #34aee958
+def _add_cost(rows, seen, name, module, args, y):
+    "Enter one use of a layer into the table: a forward hook, once the first three are given."
+    multiplies = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
+    fan_in = module.weight[0].numel() if multiplies else 0
+    kind, out = type(module).__name__, tuple(y.shape[1:])
+    row = rows.setdefault(name, dict(name=name, kind=kind, out=out, params=0, macs=0))
+    row["macs"] += y.numel()*fan_in
+    new = [p for p in module.parameters(recurse=False) if p not in seen]
+    row["params"] += sum(p.numel() for p in new)
+    seen.update(new)
+
+
+@contextmanager
+def _evaluating(model):
+    "Put every module into eval mode for a while, then back to its own."
+    modes = {m: m.training for m in model.modules()}
+    try:
+        yield model.eval()
+    finally:
+        for m, training in modes.items():
+            m.training = training
+
+# %% ../nbs/06_normalization.ipynb #4d987dd1
 def cost_table(
     model:nn.Module,
-    shape,              # of one example, without the batch: (c,h,w)
-):                      # list of dicts: name, kind, out (shape), params, macs
+    shape,            # of one example, without the batch: (c,h,w)
+):                    # list of dicts: name, kind, out (shape), params, macs
     "Count parameters and multiply-adds per layer for one example; leave the model as it was."
     # Only convolutions and linear layers count as multiplying; one forward pass in eval mode.
-    rows, handles, seen, modes = {}, [], set(), {m: m.training for m in model.modules()}
-
-    def note(name, module):
-        def hook(_, args, y):
-            multiplies = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
-            fan = module.weight[0].numel() if multiplies else 0
-            kind, out = type(module).__name__, tuple(y.shape[1:])
-            row = rows.setdefault(name, dict(name=name, kind=kind, out=out, params=0, macs=0))
-            row["macs"] += y.numel()*fan
-            new = [p for p in module.parameters(recurse=False) if p not in seen]
-            seen.update(new)
-            row["params"] += sum(p.numel() for p in new)
-        return hook
-
+    rows, seen, handles = {}, set(), []
+    like = next(model.parameters())
+    example = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)
     try:
         for name, m in model.named_modules():
             if next(m.parameters(recurse=False), None) is not None:
-                handles.append(m.register_forward_hook(note(name, m)))
-        like = next(model.parameters())
-        with torch.no_grad(): model.eval()(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
+                handles.append(m.register_forward_hook(partial(_add_cost, rows, seen, name)))
+        with torch.no_grad(), _evaluating(model):
+            model(example)
     finally:
-        for h in handles: h.remove()
-        for m, training in modes.items(): m.training = training
+        for handle in handles:
+            handle.remove()
     return list(rows.values())

@@ -1,7 +1,8 @@
-"""Measure how densely the house is written: `python tools/measure.py [NOTEBOOK ...]`, by default every notebook.
+"""Measure how densely the house is written: `python tools/measure.py [NOTEBOOK ...]`.
 
-A row per notebook: cells, syntax-tree nodes per line of exported code, lines over 100 columns, and cells that are too long
-(a lesson's cell has 20 lines, a workshop's 40, an exported one 40).
+A row per notebook (by default all): cells, syntax-tree nodes per line of exported code, lines over
+100 columns, and cells that are too long (a lesson's cell has 20 lines, a workshop's 40, an exported
+one 40).
 """
 import ast
 import io
@@ -14,12 +15,14 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
 LESSON, WORKSHOP, EXPORTED = 20, 40, 40
-SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE,
+          tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def notebooks():
     "Every notebook of the course: lessons, index, workshop."
-    return sorted((ROOT/"nbs").glob("[0-9i]*.ipynb")) + sorted((ROOT/"nbs/workshop").glob("*.ipynb"))
+    lessons = sorted((ROOT/"nbs").glob("[0-9i]*.ipynb"))
+    return lessons + sorted((ROOT/"nbs/workshop").glob("*.ipynb"))
 
 
 def code_cells(path):
@@ -73,7 +76,8 @@ def main(paths):
         exported = "\n".join(source for source in sources if is_exported(source))
         wide = len(long_lines(sources))
         total = len(nbformat.read(path, 4).cells)
-        print(f"{path.stem:28}{total:6}{nodes_per_line(exported):12.2f}{wide:10}  {'; '.join(long_cells(path))}")
+        density = nodes_per_line(exported)
+        print(f"{path.stem:28}{total:6}{density:12.2f}{wide:10}  {'; '.join(long_cells(path))}")
 
 
 if __name__ == "__main__":

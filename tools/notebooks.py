@@ -11,30 +11,39 @@ from nbclient.exceptions import CellExecutionError
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
+NOTE = "<!-- Written by `make readme` from nbs/index.ipynb: edit there. -->\n\n"
 
 
 def run(path, timeout=900):
-    "Execute one notebook with a real kernel and save it with outputs, or leave it untouched and raise."
-    nb = nbformat.read(path, as_version=4)
+    "Execute one notebook with a real kernel and save it with outputs, or leave it as it was."
+    notebook = nbformat.read(path, as_version=4)
     start = time.perf_counter()
-    nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    NotebookClient(nb, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
-    nbformat.write(nb, path)
-    subprocess.run([Path(sys.executable).with_name("nbdev_clean"), "--fname", str(path)], check=True, cwd=ROOT)
+    spec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata["kernelspec"] = spec
+    where = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=where).execute()
+    nbformat.write(notebook, path)
+    clean = Path(sys.executable).with_name("nbdev_clean")
+    subprocess.run([clean, "--fname", str(path)], check=True, cwd=ROOT)
     return time.perf_counter() - start
 
 
+def has_tag(cell, tag):
+    return tag in cell.metadata.get("tags", [])
+
+
 def readme(index=ROOT/"nbs/index.ipynb"):
-    "The text of README.md: the index as Markdown, with its links made relative to the repository root."
-    nb = nbformat.read(index, as_version=4)
-    nb.metadata["language_info"] = {"name": "python"}  # nbdev_clean drops it; it names the code blocks
-    for i, c in enumerate(nb.cells):  # a cell tagged `table` shows its result, not its code
-        if "table" in c.metadata.get("tags", []):
-            nb.cells[i] = nbformat.v4.new_markdown_cell(c.outputs[0]["data"]["text/markdown"])
-    text, _ = MarkdownExporter().from_notebook_node(nb)
+    "The text of README.md: the index as Markdown, with links relative to the repository root."
+    notebook = nbformat.read(index, as_version=4)
+    notebook.metadata["language_info"] = {"name": "python"}  # it names the code blocks
+    notebook.cells = [cell for cell in notebook.cells if not has_tag(cell, "hide")]
+    for i, cell in enumerate(notebook.cells):
+        if has_tag(cell, "table"):  # shows its result, not its code
+            table = cell.outputs[0]["data"]["text/markdown"]
+            notebook.cells[i] = nbformat.v4.new_markdown_cell(table)
+    text, _ = MarkdownExporter().from_notebook_node(notebook)
     text = re.sub(r"\]\((?!https?:|#|\.\./)([^)]+)\)", r"](nbs/\1)", text)
-    text = text.replace("](../", "](")
-    return "<!-- Written by `make readme` from nbs/index.ipynb: edit there. -->\n\n" + text.strip() + "\n"
+    return NOTE + text.replace("](../", "](").strip() + "\n"
 
 
 def main(argv):
@@ -43,12 +52,17 @@ def main(argv):
         (ROOT/"README.md").write_text(readme(), encoding="utf-8")
         return 0
     failed = []
-    for f in map(Path, files):
-        print(f"{f.name:28}", end=" ", flush=True)
-        try: print(f"{run(f):6.1f} s", flush=True)
-        except CellExecutionError as e: failed.append(f.name); print("failed\n" + str(e), flush=True)
-    if failed: print("not saved, because a cell failed:", *failed)
+    for path in map(Path, files):
+        print(f"{path.name:28}", end=" ", flush=True)
+        try:
+            print(f"{run(path.resolve()):6.1f} s", flush=True)
+        except CellExecutionError as error:
+            failed.append(path.name)
+            print(f"failed\n{error}", flush=True)
+    if failed:
+        print("not saved, because a cell failed:", *failed)
     return int(bool(failed))
 
 
-if __name__ == "__main__": sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
