@@ -14,6 +14,7 @@ from torch import nn
 
 from dp_course.accounting import PLDAccountant
 from dp_course.batches import Views
+from dp_course.command import Job
 from dp_course.data import Examples, load
 from dp_course.dpsgd import FlatClip, loop_grad_sum
 from dp_course.engines import fast_grad_sum
@@ -424,10 +425,10 @@ def test_features_are_examples_like_any_other(digits):
 @by("preset, least, parameters", [("scatter-linear-eps3-fast", .6, 3_250),
                                   ("scatter-cnn-eps3-fast", .3, 61_884)])
 def test_run_leaves_a_record(tmp_path, preset, least, parameters):
-    config = make_config(preset)
+    job = Job(make_config(preset), out=tmp_path, device="cpu", seed=3)
 
     def record():
-        end = run(config, tmp_path, device="cpu", seed=3, say=lambda line: None, show=False)
+        end = run(job, say=lambda line: None, show=False)
         return read_record(end["paths"]["record"])
 
     start, *_, end = record()
