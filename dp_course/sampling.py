@@ -15,10 +15,12 @@ def poisson_indices(
     generator:torch.Generator,  # its device is where the indices are made
 ):                              # (b,) int64, sorted, b random and sometimes 0
     "Draw every index below `n` independently with probability `q`."
-    # ValueError: q outside [0,1], negative n. Abadi et al. 2016 (arXiv 1607.00133), section 3.1, "lots".
-    # float64: u<q is true with probability ceil(q*2^53)/2^53; float32 has 24 bits and would draw too often.
+    # ValueError: q outside [0,1], negative n. Abadi et al. 2016 (arXiv 1607.00133), section 3.1.
+    # float64: u < q has probability ceil(q*2^53)/2^53; float32 has 24 bits and draws too often.
     # On CUDA `nonzero` waits for the device once; with a CPU generator nothing touches the GPU.
-    if not 0 <= q <= 1: raise ValueError(f"{q=} is not a probability: pass batch_size/n")
-    if n != int(n) or n < 0: raise ValueError(f"{n=} is not a number of examples: pass len(train_x)")
+    if not 0 <= q <= 1:
+        raise ValueError(f"{q=} is not a probability: pass batch_size/n")
+    if n != int(n) or n < 0:
+        raise ValueError(f"{n=} is not a number of examples: pass len(data)")
     u = torch.rand(int(n), dtype=torch.float64, generator=generator, device=generator.device)
     return (u < q).nonzero().flatten()
