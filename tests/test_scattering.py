@@ -408,6 +408,18 @@ def test_a_cache_that_cannot_be_written_costs_only_the_cache(tmp_path, digits):
     assert torch.equal(got.train_x, digits[1].train_x)
 
 
+def test_a_full_disk_costs_only_the_cache(tmp_path, digits, monkeypatch):
+    def full(state, file):
+        file.write(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.warns(UserWarning, match="not kept: No space left"):
+        got = scattered(few(), SMALL, tmp_path)
+    assert torch.equal(got.train_x, digits[1].train_x)
+    assert not list(tmp_path.iterdir())
+
+
 def test_features_are_examples_like_any_other(digits):
     _, features = digits
     assert features.name == "digits (scattered)" and features.classes == few().classes
