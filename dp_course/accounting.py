@@ -73,7 +73,7 @@ def _excess_by_sum(
     log_others = (orders[:, None] - k)*math.log1p(-q)
     return log_sum_exp(log_binomial + log_chosen + log_others + log_moment)
 
-# %% ../nbs/03_cost.ipynb #bea74ecd
+# %% ../nbs/03_cost.ipynb #0e1ad91a
 def rdp_sampled_gaussian(
     q:float,      # Poisson sampling rate
     sigma:float,  # noise multiplier
@@ -92,8 +92,8 @@ def rdp_sampled_gaussian(
     small = whole & (orders <= 64)
     excess = np.empty_like(orders)
     for group, method in ((small, _excess_by_sum),
-                          (whole & ~small, excess_by_quadrature),  # apart from the rest:
-                          (~whole, excess_by_quadrature)):         # its grid reaches further
+                          (whole & ~small, _excess_by_sum),  # apart: their table is long
+                          (~whole, excess_by_quadrature)):
         if group.any():
             excess[group] = method(q, sigma, orders[group])
     log_moment = np.where(excess < 30, np.log1p(np.exp(np.minimum(excess, 30))), excess)
@@ -180,7 +180,11 @@ def _round_up(sigma):
 
 def _check_budget(eps):
     "Refuse a budget that no noise can keep, or that asks for none."
-    if not 0 < eps < math.inf:
+    try:
+        good = 0 < eps < math.inf
+    except TypeError:
+        good = False
+    if not good:
         raise ValueError(f"{eps=} is no budget to aim at: pass a finite number > 0")
 
 # %% ../nbs/03_cost.ipynb #bc8e9aa5
@@ -195,8 +199,8 @@ def noise_multiplier(
     "Find the noise multiplier with which the steps spend at most `eps`, rounded up."
     # Neighbours: one example added or removed.
     # ValueError: a number out of range, no accountant, an eps too small for RDP's orders
-    require(eps=eps, delta=delta, q=q, steps=steps)
     _check_budget(eps)
+    require(delta=delta, q=q, steps=steps)
     _check_accountant(accountant)
     if q == 0 or steps == 0:
         return 0.
@@ -223,8 +227,7 @@ def noise_multiplier(
 # %% ../nbs/03_cost.ipynb #ff608bf5
 def _check_plan(plan):
     "Refuse numbers that make no sense, alone or together."
-    numbers = {name: getattr(plan, name) for name in ("n", "batch_size", "steps", "eps", "delta")}
-    require(**numbers)
+    require(n=plan.n, batch_size=plan.batch_size, steps=plan.steps, delta=plan.delta)
     _check_budget(plan.eps)
     _check_accountant(plan.accountant)
     if plan.n < 1:

@@ -361,16 +361,20 @@ def sweep(
     return [flat_row(run) for run in read_runs(name) if run[-1]["kind"] == "end"]
 
 # %% ../nbs/workshop/records.ipynb #5a1e0004
-LABELS = ("preset", "about", "tuning_runs", "micro_batch")  # of a config: they change no result
+LABELS = "preset about tuning_runs micro_batch precision bf16".split()  # change no result
 
 
 def settings(
     record,  # lines
 ):           # str; runs that agree in it may be averaged
-    "Say everything that a run was told, apart from its seed."
+    "Say everything that a run was told and that changes its result, apart from its seed."
+    # What is off (0, "", none) is as good as absent: older records lack the newer fields. The
+    # precision is the one that was computed in, not the one that a config allowed.
     start = record[0]
-    config = {key: value for key, value in start["config"].items() if key not in LABELS}
-    return json.dumps([start["preset"], start["data"], start["plan"], config], sort_keys=True)
+    told = {key: value for key, value in start["config"].items() if value and key not in LABELS}
+    computed_in = start.get("precision", "float32")
+    parts = [start["preset"], start["data"], start["plan"], computed_in, told]
+    return json.dumps(parts, sort_keys=True)
 
 
 def distinct(
