@@ -12,20 +12,24 @@ import math
 from dataclasses import dataclass
 
 import torch
+
 from .accounting import PLDAccountant
+from .core import patch_to
 from .dpsgd import FlatClip
 
 # %% ../nbs/08_clipping.ipynb #2152fe60
 @dataclass
 class AutoClip:
-    "Scale every example to a length just below `max_norm`: the gradient's direction counts, hardly its size."
-    # ValueError: max_norm not positive and finite, gamma negative. Bu et al. 2022 (arXiv 2206.07136).
+    "Scale every example to a length just below `max_norm`: its direction counts, hardly its size."
+    # ValueError: max_norm not positive and finite, gamma negative.
+    # Bu et al. 2022 (arXiv 2206.07136).
     max_norm:float=1.  # C: no example's scaled gradient reaches this L2 norm
     gamma:float=.01    # gradients much shorter than this stay short; 0 normalizes all
 
     def __post_init__(self):
         if not (0 < self.max_norm < math.inf and 0 <= self.gamma < math.inf):
-            raise ValueError(f"{self} bounds nothing: pass max_norm > 0 and gamma >= 0, say 1.0 and 0.01")
+            raise ValueError(f"{self} bounds nothing: pass max_norm > 0 and gamma >= 0, say 1.0 "
+                             "and 0.01")
 
     def __call__(
         self,
@@ -37,9 +41,13 @@ class AutoClip:
         factors = torch.where(usable, self.max_norm/(whole + self.gamma), 0.)
         return factors.to(norms.dtype).expand_as(norms)
 
-    sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the scaled sum.")
-    def std(self, sigma): return sigma*self.sensitivity  # of the noise on the *sum*
-    def update(self, norms, generator=None): "Learn nothing: the scale is fixed."
+    sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the sum.")
+
+    def std(self, sigma):  # of the noise on the *sum*
+        return sigma*self.sensitivity
+
+    def update(self, norms, generator=None):
+        "Learn nothing: the scale is fixed."
 
 # %% ../nbs/08_clipping.ipynb #9120e893
 def split_sigma(
@@ -48,15 +56,17 @@ def split_sigma(
 ):                    # noise multiplier of the gradient alone, above `sigma`
     "Make room for a noised count: gradient and count together cost exactly one step at `sigma`."
     # ValueError: the count alone would cost more. Andrew et al. 2021 (arXiv 1905.03871), Theorem 1.
-    # One example moves gradient/(z*C) by 1/z and count/bit_sigma by 1/(2*bit_sigma): 1/sigma^2 is the sum of
-    # their squares. sigma = 0 promises nothing, and stays 0.
+    # One example moves gradient/(z*C) by 1/z and count/bit_sigma by 1/(2*bit_sigma): 1/sigma^2 is
+    # the sum of their squares. sigma = 0 promises nothing, and stays 0.
     twice = 2*bit_sigma
     if not (0 <= sigma < math.inf and 0 <= twice < math.inf):
         raise ValueError(f"{sigma=}, {bit_sigma=}: pass finite noise, none of it negative")
-    if sigma == 0: return 0.
+    if sigma == 0:
+        return 0.
     if not twice > sigma:
-        raise ValueError(f"{bit_sigma=} is too little noise: the count alone would cost more than a step at "
-                         f"{sigma=}; pass more than sigma/2 = {sigma/2:g}, batch_size/20 is usual")
+        raise ValueError(f"{bit_sigma=} is too little noise: the count alone would cost more than "
+                         f"a step at {sigma=}; pass more than sigma/2 = {sigma/2:g}, "
+                         "batch_size/20 is usual")
     room = math.sqrt((twice - sigma)/twice)*math.sqrt((twice + sigma)/twice)
     return sigma/room*(1 + 1e-14)  # upwards, by more than the rounding errors
 
@@ -69,29 +79,37 @@ def noised_fraction(
     generator=None,    # of the run's own randomness
 ):                     # (k,) float64, safe to keep: may lie outside [0,1]
     "Estimate the fraction of examples that are *not* clipped, with noise."
-    # Andrew et al. 2021, Algorithm 1. Bits are 1/2 or -1/2, so one example moves each count by 1/2, not by 1;
-    # a NaN or infinite norm counts as too long, an empty batch as all noise.
-    bits = torch.where(norms <= thresholds.to(norms.device)[:, None], .5, -.5).double()  # (k,b)
+    # Andrew et al. 2021, Algorithm 1. Bits are 1/2 or -1/2, so one example moves each count by 1/2,
+    # not by 1; a NaN or infinite norm counts as too long, an empty batch as all noise.
+    short = norms <= thresholds.to(norms.device)[:, None]  # (k,b)
+    bits = torch.where(short, .5, -.5).double()
     device = "cpu" if generator is None else generator.device
     noise = torch.randn(len(thresholds), generator=generator, device=device, dtype=torch.float64)
     return (bits.sum(1).cpu() + bit_sigma*noise.cpu())/batch_size + .5
 
 # %% ../nbs/08_clipping.ipynb #f6a552cb
 def _follow(thresholds, fractions, quantile, lr):
-    "Multiply thresholds by exp(lr*(quantile - fraction)); kept positive and finite whatever the noise says."
-    move = (lr*(quantile - torch.as_tensor(fractions, dtype=torch.float64))).clamp(-30, 30)
+    "Multiply thresholds by exp(lr*(quantile - fraction)), positive and finite whatever the noise."
+    fractions = torch.as_tensor(fractions, dtype=torch.float64)
+    move = (lr*(quantile - fractions)).clamp(-30, 30)
     return (torch.as_tensor(thresholds, dtype=torch.float64)*move.exp()).clamp(1e-10, 1e10)
 
-def _check_learner(c):
-    "Refuse settings with which no quantile can be followed."
-    ok = {"batch_size": 0 < c.batch_size < math.inf, "quantile": 0 <= c.quantile <= 1,
-          "lr": 0 <= c.lr < math.inf, "bit_sigma": 0 <= c.bit_sigma < math.inf}
-    bad = ", ".join(f"{k}={getattr(c, k)}" for k, good in ok.items() if not good)
-    if bad: raise ValueError(f"{bad}: batch_size is the plan's; quantile from 0 to 1; lr, bit_sigma >= 0")
 
+def _check_learner(clip):
+    "Refuse settings with which no quantile can be followed."
+    good = {"batch_size": 0 < clip.batch_size < math.inf,
+            "quantile": 0 <= clip.quantile <= 1,
+            "lr": 0 <= clip.lr < math.inf,
+            "bit_sigma": 0 <= clip.bit_sigma < math.inf}
+    bad = ", ".join(f"{name}={getattr(clip, name)}" for name, ok in good.items() if not ok)
+    if bad:
+        raise ValueError(f"{bad}: batch_size is the plan's; quantile from 0 to 1; "
+                         "lr, bit_sigma >= 0")
+
+# %% ../nbs/08_clipping.ipynb #8e1da570
 @dataclass
 class AdaptiveClip:
-    "Clip at a threshold that follows a quantile of the gradient norms, noised and paid for out of `sigma`."
+    "Clip at a threshold that follows a quantile of the norms, noised and paid for out of `sigma`."
     # ValueError: a setting out of range; from `std`, bit_sigma not above sigma/2.
     # Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
     batch_size:float      # the plan's expected batch size
@@ -101,13 +119,18 @@ class AdaptiveClip:
     bit_sigma:float=None  # std of the noise on the count; default batch_size/20
 
     def __post_init__(self):
-        if self.bit_sigma is None: self.bit_sigma = self.batch_size/20
+        if self.bit_sigma is None:
+            self.bit_sigma = self.batch_size/20
         _check_learner(self)
         FlatClip(self.max_norm)  # refuses what is no threshold
 
-    def __call__(self, norms): return FlatClip(self.max_norm)(norms)  # (l,b) -> (l,b)
-    sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the clipped sum.")
-    def std(self, sigma): return split_sigma(sigma, self.bit_sigma)*self.max_norm  # more than a fixed clip's
+    def __call__(self, norms):  # (l,b) -> (l,b)
+        return FlatClip(self.max_norm)(norms)
+
+    sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the sum.")
+
+    def std(self, sigma):  # more than a fixed clip's: the count is paid for, too
+        return split_sigma(sigma, self.bit_sigma)*self.max_norm
 
     def update(
         self,
@@ -125,80 +148,105 @@ def layer_groups(
     model,  # `nn.Module`; frozen parameters don't count
 ):          # one group number per trainable tensor, in the order of the rows of `norms`
     "Put the tensors of one module (weight and bias) into one group."
-    owners = [n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad]
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    owners = [name.rpartition(".")[0] for name in names]
     number = {owner: k for k, owner in enumerate(dict.fromkeys(owners))}
     return [number[owner] for owner in owners]
 
 # %% ../nbs/08_clipping.ipynb #acf0cee4
+def _check_groups(max_norms, groups):
+    "Thresholds (k,), or one number to be split over whatever comes; group of each tensor, or None."
+    thresholds = torch.as_tensor(max_norms, dtype=torch.float64).clone()
+    single, k = not thresholds.dim(), thresholds.numel()
+    if not k or thresholds.dim() > 1 or not ((thresholds > 0) & thresholds.isfinite()).all():
+        raise ValueError(f"max_norms={max_norms} are no bounds: pass positive finite numbers")
+    if groups is None:
+        return thresholds, None if single else torch.arange(k)
+    groups = torch.as_tensor([int(group) for group in groups])
+    numbers = groups.unique().tolist()
+    if numbers != list(range(len(numbers))) or not single and k != len(numbers):
+        raise ValueError(f"groups {groups.tolist()} don't go with {thresholds.tolist()}: number "
+                         "them 0..k-1, one number per tensor, one threshold per group")
+    return _equal_split(thresholds, len(numbers)) if single else thresholds, groups
+
+
+def _equal_split(C, k):  # (k,): together as long as C
+    return (C/k**.5).repeat(k)
+
+# %% ../nbs/08_clipping.ipynb #3ad087c6
 @dataclass(eq=False)
 class LayerClip:
     "Clip every group of parameter tensors to a threshold of its own, fixed or learnt privately."
     # ValueError: thresholds, groups or settings that don't fit; from `std`, bit_sigma too small.
     # McMahan et al. 2018 (arXiv 1710.06963); He et al. 2022 (arXiv 2212.01539).
-    max_norms:object=1.     # (k,) threshold per group, or one number C: C/sqrt(k) each
-    groups:object=None      # (l,) group 0..k-1 of each parameter tensor; default: each tensor by itself
-    own_noise:bool=False    # noise on a group in proportion to its threshold, instead of the same for all
-    batch_size:float=None   # the plan's expected batch size: thresholds are learnt; None: they are fixed
-    quantile:float=.5       # fraction of the examples that shall *not* be clipped, in each group
-    lr:float=.2             # how fast the log of a threshold follows
-    bit_sigma:float=None    # std of the noise on each count; default sqrt(k)*batch_size/20
+    max_norms:object=1.    # (k,) threshold per group, or one number C: C/sqrt(k) each
+    groups:object=None     # (l,) group 0..k-1 of each parameter tensor; default: each by itself
+    own_noise:bool=False   # noise in proportion to a group's threshold, or the same for all
+    batch_size:float=None  # the plan's expected one: thresholds are learnt; None: they are fixed
+    quantile:float=.5      # fraction of the examples that shall *not* be clipped, in each group
+    lr:float=.2            # how fast the log of a threshold follows
+    bit_sigma:float=None   # std of the noise on each count; default sqrt(k)*batch_size/20
 
     def __post_init__(self):
-        C = torch.as_tensor(self.max_norms, dtype=torch.float64).clone()
-        if not C.numel() or C.dim() > 1 or not ((C > 0) & C.isfinite()).all():
-            raise ValueError(f"max_norms={self.max_norms} are no bounds: pass positive finite numbers")
-        if self.groups is None and C.dim() == 1: self.groups = range(len(C))
-        if self.groups is not None:
-            self.groups = torch.as_tensor([int(g) for g in self.groups])
-            k = len(self.groups.unique())
-            if self.groups.unique().tolist() != list(range(k)) or C.dim() and len(C) != k:
-                raise ValueError(f"groups {self.groups.tolist()} don't go with {C.tolist()}: number them "
-                                 "0..k-1, one number per tensor, one threshold per group")
-            if C.dim() == 0: C = (C/k**.5).repeat(k)
-        self.max_norms = C  # without dimension: to be split equally over whatever comes
-        if self.batch_size is None: return
-        if self.groups is None: raise ValueError("name the groups of learnt thresholds: groups=range(l), or "
-                                                 "groups=layer_groups(model)")
-        if self.bit_sigma is None: self.bit_sigma = len(C)**.5*self.batch_size/20
+        self.max_norms, self.groups = _check_groups(self.max_norms, self.groups)
+        if self.batch_size is None:
+            return
+        if self.groups is None:
+            raise ValueError("name the groups of learnt thresholds: groups=range(l), or "
+                             "groups=layer_groups(model)")
+        if self.bit_sigma is None:
+            self.bit_sigma = len(self.max_norms)**.5*self.batch_size/20
         _check_learner(self)
-
-    def _grouped(self, norms):
-        "Norm per group (k,b), threshold per group (k,), group of each tensor (l,)."
-        C, groups, l = self.max_norms.to(norms.device), self.groups, len(norms)
-        if groups is None: return norms.double(), (C/l**.5).repeat(l), torch.arange(l, device=norms.device)
-        if len(groups) != l:
-            raise ValueError(f"{len(groups)} tensors are in groups, the model has {l}: one group number each")
-        groups = groups.to(norms.device)
-        zeros = torch.zeros(len(C), norms.shape[1], device=norms.device, dtype=torch.float64)
-        return zeros.index_add(0, groups, norms.double().square()).sqrt(), C, groups
 
     def __call__(
         self,
         norms,  # (l,b) gradient norm per parameter tensor and example
     ):          # (l,b) factor, at most 1; 0 for an example with a NaN or infinite norm
         "Turn norms into factors, one per group and example."
-        group, C, groups = self._grouped(norms)
-        factors = torch.where(group.isfinite().all(0), (C[:, None]/group).clamp(max=1), 0.)  # (k,b)
-        return factors[groups].to(norms.dtype)
+        group, thresholds, groups = _by_group(self, norms)
+        factors = (thresholds[:, None]/group).clamp(max=1)  # (k,b)
+        return torch.where(group.isfinite().all(0), factors, 0.)[groups].to(norms.dtype)
 
-    sensitivity = property(lambda self: self.max_norms.norm().item(), doc="sqrt of the sum of C_k squared.")
+    sensitivity = property(lambda self: self.max_norms.norm().item(), doc="sqrt(sum of C_k^2).")
 
-    def std(
-        self,
-        sigma,  # noise multiplier that the plan pays for
-    ):          # of the noise on the *sum*: a number, or (l,) with `own_noise`
-        "Noise for the planned `sigma`, counts included."
-        if self.batch_size is not None: sigma = split_sigma(sigma, self.bit_sigma/len(self.max_norms)**.5)
-        if self.own_noise and self.groups is not None:  # one number C: all thresholds are equal anyway
-            return (sigma*len(self.max_norms)**.5*self.max_norms)[self.groups]
-        return sigma*self.sensitivity
+# %% ../nbs/08_clipping.ipynb #a62249bf
+def _by_group(clip, norms):  # (k,b) norms, (k,) thresholds, (l,) group of each tensor
+    "Put the norms of a group's tensors together."
+    thresholds, groups = clip.max_norms.to(norms.device), clip.groups
+    count, norms = len(norms), norms.double()
+    if groups is None:
+        return norms, _equal_split(thresholds, count), torch.arange(count, device=norms.device)
+    if len(groups) != count:
+        raise ValueError(f"{len(groups)} tensors are in groups, the model has {count}: "
+                         "one group number each")
+    groups = groups.to(norms.device)
+    squares = norms.new_zeros(len(thresholds), norms.shape[1]).index_add(0, groups, norms.square())
+    return squares.sqrt(), thresholds, groups
 
-    def update(self, norms, generator=None):
-        "Move learnt thresholds for the *next* step, from noised counts; k of them cost sqrt(k) times one."
-        if self.batch_size is None: return
-        group, C, _ = self._grouped(norms)
-        fractions = noised_fraction(group, C.cpu(), self.batch_size, self.bit_sigma, generator)
-        self.max_norms = _follow(C.cpu(), fractions, self.quantile, self.lr)
+
+@patch_to(LayerClip)
+def std(
+    self,
+    sigma,  # noise multiplier that the plan pays for
+):          # of the noise on the *sum*: a number, or (l,) with `own_noise`
+    "Noise for the planned `sigma`, counts included."
+    root = self.max_norms.numel()**.5
+    if self.batch_size is not None:
+        sigma = split_sigma(sigma, self.bit_sigma/root)
+    if self.own_noise and self.groups is not None:  # one number C: thresholds are equal anyway
+        return (sigma*root*self.max_norms)[self.groups]
+    return sigma*self.sensitivity
+
+
+@patch_to(LayerClip)
+def update(self, norms, generator=None):
+    "Move learnt thresholds for the *next* step, from noised counts: k cost sqrt(k) times one."
+    if self.batch_size is None:
+        return
+    group, thresholds, _ = _by_group(self, norms)
+    now = thresholds.cpu()
+    fractions = noised_fraction(group, now, self.batch_size, self.bit_sigma, generator)
+    self.max_norms = _follow(now, fractions, self.quantile, self.lr)
 
 # %% ../nbs/08_clipping.ipynb #0ed17df7
 def decay(
@@ -208,68 +256,104 @@ def decay(
     levels:int=None,  # number of different values (stairs); default one per step
 ):                    # (steps,) float64
     "Go from `first` to `last` in equal ratios."
-    # Du et al. 2021 (arXiv 2111.00173) shrink C and grow 1/sigma like this. ValueError: out of range
+    # ValueError: out of range. Du et al. 2021 (arXiv 2111.00173) shrink C and grow 1/sigma so.
     levels = steps if levels is None else levels
     if not (0 < first < math.inf and 0 < last < math.inf and 1 <= levels <= steps):
-        raise ValueError(f"{first=}, {last=}, {levels=}: pass positive numbers and 1 to steps={steps} levels")
+        raise ValueError(f"{first=}, {last=}, {levels=}: pass positive numbers and "
+                         f"1 to steps={steps} levels")
     stair = (torch.arange(steps, dtype=torch.float64)*levels/steps).floor()/max(levels-1, 1)
     return first*(last/first)**stair
 
 # %% ../nbs/08_clipping.ipynb #2e269b6c
+def _falling(ratios):  # list of floats, the first one 1
+    "Refuse noise that rises."
+    ratios = [float(ratio) for ratio in ratios]
+    positive = all(0 < ratio < math.inf for ratio in ratios)
+    if not ratios or not positive or ratios != sorted(ratios, reverse=True):
+        raise ValueError("ratios must be positive and must not rise: repeated early steps, the "
+                         "noisy ones, would be charged as late ones; give the noise in falling "
+                         "order")
+    return [ratio/ratios[0] for ratio in ratios]
+
+
 def falling_noise(
-    ratios,            # (steps,) noise relative to the first step; may fall, not rise; stairs are fast
+    ratios,            # (steps,) noise relative to the first step; may fall, not rise; stairs: fast
     by=PLDAccountant,  # the accountant that composes the unequal steps
 ):                     # an accountant class for `PrivacyPlan(..., accountant=...)`
     "Make an accountant that charges step t with `ratios[t]` times the plan's sigma."
-    # ValueError: not positive, or rising. The trainer knows how many steps were computed, not which: after
-    # a resume with another seed some ran twice. Step t is only reached through 0..t-1, so the j-th cheapest
-    # of n computed steps is one of 0..j; where noise only falls, steps 0..n-1 cost at least as much.
-    r = [float(v) for v in ratios]
-    if not r or not all(0 < v < math.inf for v in r) or any(b > a for a, b in zip(r, r[1:])):
-        raise ValueError("ratios must be positive and must not rise: repeated early steps, the noisy ones, "
-                         "would be charged as late ones; give the noise in falling order")
-    r = [v/r[0] for v in r]
+    # ValueError: not positive, or rising. The trainer knows how many steps were computed, not
+    # which: after a resume with another seed some ran twice. Step t is only reached through
+    # 0..t-1, so the j-th cheapest of n computed steps is one of 0..j; where noise only falls,
+    # steps 0..n-1 cost at least as much.
+    relative = _falling(ratios)
 
     class Falling(by):
-        ratios = tuple(r)
+        ratios = tuple(relative)
+
         def step(self, q, sigma, n=1):
             by().step(q, sigma, n)  # refuses what is no rate, multiplier or count
             t = sum(entry[2] for entry in self.history)
-            for i in range(t, t + int(n)): by.step(self, q, sigma*r[min(i, len(r)-1)])
+            for i in range(t, t + int(n)):
+                by.step(self, q, sigma*relative[min(i, len(relative)-1)])
             return self
+
         def load_state_dict(self, state):
             self.history = by().load_state_dict(state).history
             return self
 
-    Falling.__name__ = (f"{by.__name__} (noise falls to {r[-1]:.4g} times that of the first step, schedule "
-                        f"{hashlib.sha256(repr(r).encode()).hexdigest()[:8]})")
+    Falling.__name__ = _schedule_name(by, relative)
     return Falling
+
+# %% ../nbs/08_clipping.ipynb #1139a91b
+def _schedule_name(by, relative):
+    "Name the accountant of a schedule, so that a checkpoint does not go on under another one."
+    digest = hashlib.sha256(repr(relative).encode()).hexdigest()[:8]
+    return (f"{by.__name__} (noise falls to {relative[-1]:.4g} times that of the first step, "
+            f"schedule {digest})")
 
 # %% ../nbs/08_clipping.ipynb #7068d00a
 class ScheduledClip:
     "Clip at a threshold, and with a noise multiplier, that are fixed beforehand for every step."
-    # ValueError: thresholds that are no bounds, or not one per step. Du et al. 2021 (arXiv 2111.00173).
-    # One clip per trainer: it counts the steps. The unequal steps are paid for by the plan, whose accountant
-    # is made with `falling_noise`; under any other sigma than that plan's the multiplier does not change.
+    # ValueError: thresholds that are no bounds, or not one per step.
+    # Du et al. 2021 (arXiv 2111.00173). One clip per trainer: it counts the steps. The unequal
+    # steps are paid for by the plan, whose accountant is made with `falling_noise`; under any other
+    # sigma than that plan's the multiplier does not change.
     def __init__(
         self,
         max_norms,  # (steps,) threshold of each step
         plan,       # the plan of the run; its accountant says whether the noise falls
     ):
-        self.max_norms = torch.as_tensor(max_norms, dtype=torch.float64).clone()
-        C, ratios = self.max_norms, getattr(plan.accountant, "ratios", (1.,)*plan.steps)
-        if C.shape != (plan.steps,) or not ((C > 0) & C.isfinite()).all() or len(ratios) != plan.steps:
-            raise ValueError(f"{tuple(C.shape)} thresholds and {len(ratios)} noise ratios for {plan.steps} "
-                             "steps: pass one positive finite number per step, as decay(1., .5, steps) does")
-        self.t, self.sigma, self.ratios = 0, plan.sigma, torch.tensor(ratios, dtype=torch.float64)
+        self.max_norms = _check_schedule(max_norms, plan)
+        ratios = getattr(plan.accountant, "ratios", (1.,)*plan.steps)
+        self.ratios = torch.tensor(ratios, dtype=torch.float64)
+        self.t, self.sigma = 0, plan.sigma
 
-    def __repr__(self): return f"ScheduledClip(step {self.t} of {len(self.max_norms)}, C={self.max_norm:.4g})"
-    _i = property(lambda self: min(self.t, len(self.max_norms)-1))
-    max_norm = property(lambda self: self.max_norms[self._i].item(), doc="C of the step to come.")
-    sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the clipped sum.")
-    def __call__(self, norms): return FlatClip(self.max_norm)(norms)  # (l,b) -> (l,b)
+    def __repr__(self):
+        return f"ScheduledClip(step {self.t} of {len(self.max_norms)}, C={self.max_norm:.4g})"
+
+    _now = property(lambda self: min(self.t, len(self.max_norms) - 1))
+    max_norm = property(lambda self: self.max_norms[self._now].item(), doc="C of the step to come.")
+    sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the sum.")
+
+    def __call__(self, norms):  # (l,b) -> (l,b)
+        return FlatClip(self.max_norm)(norms)
+
     def std(self, sigma):  # of the noise on the *sum*
-        return sigma*(self.ratios[self._i].item() if sigma == self.sigma else 1.)*self.max_norm
+        ratio = self.ratios[self._now].item() if sigma == self.sigma else 1.
+        return sigma*ratio*self.max_norm
+
     def update(self, norms, generator=None):
         "Go on to the next step; looks at nothing."
         self.t += 1
+
+# %% ../nbs/08_clipping.ipynb #83914df0
+def _check_schedule(max_norms, plan):  # (steps,) float64
+    "Refuse a schedule of thresholds that is not the plan's length, or not positive."
+    thresholds = torch.as_tensor(max_norms, dtype=torch.float64).clone()
+    ratios = getattr(plan.accountant, "ratios", (1.,)*plan.steps)
+    bounds = ((thresholds > 0) & thresholds.isfinite()).all()
+    if thresholds.shape != (plan.steps,) or not bounds or len(ratios) != plan.steps:
+        raise ValueError(f"{tuple(thresholds.shape)} thresholds and {len(ratios)} noise ratios for "
+                         f"{plan.steps} steps: pass one positive finite number per step, as "
+                         "decay(1., .5, steps) does")
+    return thresholds

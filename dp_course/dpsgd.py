@@ -10,36 +10,53 @@ from dataclasses import dataclass
 
 import torch
 
+from .batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
+
 # %% ../nbs/02_by_hand.ipynb #62dfaff5
-def trainable(model):
-    "Parameters that learn, by name; tied ones once."
-    return {n: p for n, p in model.named_parameters() if p.requires_grad}
-def _wide(dtype): return torch.promote_types(dtype, torch.float32)  # half precision is too coarse for noise
+def trainable(
+    model,  # `nn.Module`
+):          # dict name -> parameter
+    "List the parameters that learn, by name; tied ones once."
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _wide(dtype):
+    "The precision of norms, sums and noise: half precision is too coarse for them."
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _grads_alone(model, loss_fn, x, y):
+    "The gradient of a batch of one."
+    rows, labels, _, _ = flatten_views(x, y)
+    losses = losses_of(loss_fn, call_model(model, rows), labels, count(rows))
+    params = trainable(model)
+    grads = torch.autograd.grad(losses.mean(), list(params.values()), materialize_grads=True)
+    return dict(zip(params, grads))
+
 
 def example_grads(
     model,    # `nn.Module`; frozen parameters don't count, tied ones count once
     loss_fn,  # (output, y) -> one loss per row
-    x,        # one example (c,h,w), or its views (k,c,h,w)
+    x,        # one example (...), a dict or tuple of tensors, or its views: `Views` of (1,k,...)
     y,        # its label
 ):            # dict name -> tensor; the loss is the mean over views, taken before anything else
     "Compute the gradient of a single example."
-    rows, params = x if x.dim() == 4 else x[None], trainable(model)
-    losses = loss_fn(model(rows), y.expand(len(rows), *y.shape))
-    if losses.shape != (len(rows),):
-        raise ValueError(f"loss_fn returned shape {tuple(losses.shape)} for {len(rows)} rows: it must return "
-                         "one loss per row, as `partial(nn.functional.cross_entropy, reduction='none')` does")
-    return dict(zip(params, torch.autograd.grad(losses.mean(), [*params.values()], materialize_grads=True)))
+    # ValueError: loss_fn does not return one loss per row
+    x, y = (t if isinstance(t, Views) else tree_map(lambda v: v[None], t) for t in (x, y))
+    return _grads_alone(model, loss_fn, x, y)
 
 # %% ../nbs/02_by_hand.ipynb #d17b7185
 @dataclass
 class FlatClip:
     "Shrink every example whose whole gradient is longer than `max_norm` down to that length."
-    # ValueError: max_norm is not positive and finite. Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1.
+    # ValueError: max_norm is not positive and finite
+    # Source: Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1
     max_norm:float=1.  # C: bound on the L2 norm of one example's whole gradient
 
     def __post_init__(self):
         if not 0 < self.max_norm < float("inf"):
-            raise ValueError(f"max_norm={self.max_norm} is no bound: pass a positive finite number, say 1.0")
+            raise ValueError(f"max_norm={self.max_norm} is no bound: pass a positive finite "
+                             "number, say 1.0")
 
     def __call__(
         self,
@@ -50,26 +67,49 @@ class FlatClip:
         factors = torch.where(whole.isfinite(), (self.max_norm/whole).clamp(max=1), 0.)
         return factors.to(norms.dtype).expand_as(norms)
 
-    sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the clipped sum.")
-    def std(self, sigma): return sigma*self.sensitivity  # of the noise on the *sum*
-    def update(self, norms, generator=None): "Learn nothing: this threshold is fixed."
+    @property
+    def sensitivity(self):
+        "How far one example moves the clipped sum."
+        return self.max_norm
+
+    def std(self, sigma):
+        "Standard deviation of the noise on the *sum*."
+        return sigma*self.sensitivity
+
+    def update(self, norms, generator=None):
+        "Learn nothing: this threshold is fixed."
 
 # %% ../nbs/02_by_hand.ipynb #d3ca2199
+def _grad_norms(grads, dtype):  # (l,1)
+    "Length of every tensor of one example's gradient."
+    return torch.stack([g.to(dtype).norm() for g in grads.values()])[:, None]
+
+
+def _add_scaled(total, grads, factors):
+    "Add one example's clipped gradient to the sum."
+    for (name, g), f in zip(grads.items(), factors):
+        if f > 0:  # not 0*g: a NaN would survive it
+            total[name] += f.to(total[name].dtype)*g
+
+
 def loop_grad_sum(
     model,    # `nn.Module`; frozen parameters don't count, tied ones count once
     loss_fn,  # (output, y) -> (b,) one loss per row
-    x,        # (b,c,h,w), or views (b,k,c,h,w); b may be 0
+    x,        # (b,...), a dict or tuple of such tensors, or `Views` (b,k,...); b may be 0
     y,        # (b,...)
     clip,     # (l,b) norms -> (l,b) factors
 ):            # dict name -> clipped sum over examples; norms (l,b) before clipping
     "Clip and add up per-example gradients, one example after the other."
-    total = {n: torch.zeros_like(p) for n, p in trainable(model).items()}
-    norms = [torch.zeros(len(total), 0, device=x.device, dtype=_wide(next(iter(total.values())).dtype))]
-    for xi, yi in zip(x, y):
-        grads = example_grads(model, loss_fn, xi, yi)
-        norms.append(torch.stack([g.to(norms[0].dtype).norm() for g in grads.values()])[:, None])
-        for (n, g), f in zip(grads.items(), clip(norms[-1])[:, 0]):
-            if f > 0: total[n] += f.to(g.dtype)*g  # not 0*g: a NaN would survive it
+    # Norms and sums are float32 at least, whatever the model's precision
+    params = trainable(model)
+    total = {n: torch.zeros_like(p, dtype=_wide(p.dtype)) for n, p in params.items()}
+    first = next(iter(total.values()))
+    norms = [torch.zeros(len(total), 0, device=first.device, dtype=first.dtype)]
+    for i in range(count(x)):
+        row = slice(i, i+1)
+        grads = _grads_alone(model, loss_fn, take(x, row), take(y, row))
+        norms.append(_grad_norms(grads, first.dtype))
+        _add_scaled(total, grads, clip(norms[-1])[:, 0])
     return total, torch.cat(norms, 1)
 
 # %% ../nbs/02_by_hand.ipynb #6ddb6ef5
@@ -80,9 +120,15 @@ def noisy_mean(
     generator=None,  # on the device of the gradients
 ):                   # dict name -> (sum + std*noise)/batch_size
     "Add Gaussian noise to a clipped sum, then divide by the expected batch size."
-    # ValueError: std or batch_size is not usable. Abadi et al. 2016, Algorithm 1.
+    # ValueError: std or batch_size is not usable
+    # Source: Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1
     stds = torch.as_tensor(std, dtype=torch.float64).expand(len(grads)).tolist()
     if not all(0 <= s < float("inf") for s in stds) or not 0 < batch_size < float("inf"):
-        raise ValueError(f"{std=}, {batch_size=}: pass clip.std(sigma) and the expected plan.batch_size")
-    def noise(g): return torch.randn(g.shape, generator=generator, device=g.device, dtype=_wide(g.dtype))
-    return {n: ((g + s*noise(g))/batch_size).to(g.dtype) for (n, g), s in zip(grads.items(), stds)}
+        raise ValueError(f"{std=}, {batch_size=}: pass clip.std(sigma) and the expected "
+                         "plan.batch_size")
+    means = {}
+    for (name, g), s in zip(grads.items(), stds):
+        dtype = _wide(g.dtype)
+        noise = torch.randn(g.shape, generator=generator, device=g.device, dtype=dtype)
+        means[name] = ((g + s*noise)/batch_size).to(g.dtype)
+    return means

@@ -14,6 +14,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from .layers import RULES, convolution_rule
+
 # %% ../nbs/06_normalization.ipynb #11c7156f
 def four_a_group(channels:int):
     "Make a GroupNorm with four channels in every group."
@@ -81,6 +83,9 @@ class WSConv2d(nn.Conv2d):
 
     def extra_repr(self):
         return f"{super().extra_repr()}, form={self.form}, eps={self.eps:g}"
+
+# %% ../nbs/06_normalization.ipynb #d7e3fc24
+RULES[WSConv2d] = convolution_rule
 
 # %% ../nbs/06_normalization.ipynb #e9ad6324
 def _norm_and_relu(

@@ -8,31 +8,32 @@ __all__ = ['shard', 'Peers', 'join', 'ProcessTrainer']
 # %% ../nbs/workshop/processes.ipynb #460b9b89
 import hashlib
 import os
+import threading
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from .core import pick_device
-from .dpsgd import noisy_mean
-from .sampling import poisson_indices
-from .trainer import Trainer, step_generator
+from .batches import leaves
+from .core import patch_to, pick_device
+from .trainer import Trainer
 
 # %% ../nbs/workshop/processes.ipynb #71d59e78
 def shard(
     n:int,      # examples
     rank:int,   # number of this process, from 0
     world:int,  # processes
-):              # slice; those of all ranks hold every example once, and differ in length by one at most
-    "Cut the training set into one piece per process."
-    # ValueError: there is no such process.
-    if not 0 <= rank < world: raise ValueError(f"{rank=} of {world=}: pass 0 <= rank < world")
-    return slice(rank*n//world, (rank+1)*n//world)
+):              # slice; those of all ranks hold every example once
+    "Cut the training set into one piece per process; lengths differ by one at most."
+    # ValueError: there is no such process
+    if not 0 <= rank < world:
+        raise ValueError(f"{rank=} of {world=}: pass 0 <= rank < world")
+    return slice(rank*n//world, (rank + 1)*n//world)
 
 # %% ../nbs/workshop/processes.ipynb #97ef9002
 class Peers:
-    "This process and those that run the same command; when it is alone, each method is a formality."
-    # ConnectionError: another process died or kept us waiting; ValueError from `agree`.
+    "This process and those that run the same command; alone, each method is a formality."
+    # ConnectionError: another process died or kept us waiting
     def __init__(
         self,
         rank:int=0,         # number of this process
@@ -40,69 +41,136 @@ class Peers:
         device=None,        # where this one computes; None: it has not been said
         timeout:float=300,  # seconds to wait for the others
     ):
-        self.rank, self.world, self.device, self.timeout = rank, world, device, timeout
+        self.rank = rank
+        self.world = world
+        self.device = device
+        self.timeout = timeout
 
     def _meet(self, collective, *args):
-        try: collective(*args)
+        "Do what all processes must do together, or say how to go on."
+        try:
+            collective(*args)
         except RuntimeError as e:
-            why = (str(e).splitlines() or [type(e).__name__])[0][:100]
-            raise ConnectionError(f"process {self.rank} of {self.world} lost another one, or waited for it "
-                                  f"over {self.timeout:g} s; start all again with --resume ({why})") from e
+            lines = str(e).splitlines() or [type(e).__name__]
+            raise ConnectionError(
+                f"process {self.rank} of {self.world} lost another one, or waited for it over "
+                f"{self.timeout:g} s; start all again with --resume ({lines[0][:100]})") from e
 
-    def add(self, x):
+    def all_reduce(self, x):
         "Replace a tensor, in place, by its sum over all processes."
-        if self.world > 1: self._meet(dist.all_reduce, x)
+        if self.world > 1:
+            self._meet(dist.all_reduce, x)
         return x
-    def any(self, flag):
+
+    def any(
+        self,
+        flag,  # of this process
+    ):         # bool, the same everywhere
         "Tell whether any process says yes."
-        return bool(self.add(torch.tensor(int(bool(flag)))))
-    def told(self, value):
-        "Give everybody the value that process 0 has."
-        box = [value]
-        if self.world > 1: self._meet(dist.broadcast_object_list, box)
-        return box[0]
-    def agree(self, what, value):
-        "Refuse to go on unless all processes have the same value."
-        said = [value]*self.world
-        if self.world > 1: self._meet(dist.all_gather_object, said, value)
-        if any(v != said[0] for v in said):
-            raise ValueError(f"the processes disagree about {what}: {', '.join(map(str, said))}")
-    def leave(self):
-        if self.world > 1 and dist.is_initialized(): dist.destroy_process_group()
+        return bool(self.all_reduce(torch.tensor(int(bool(flag)))))
+
+# %% ../nbs/workshop/processes.ipynb #ee207641
+@patch_to(Peers)
+def broadcast(self, value):
+    "Give everybody the value that process 0 has."
+    box = [value]
+    if self.world > 1:
+        self._meet(dist.broadcast_object_list, box)
+    return box[0]
+
+
+@patch_to(Peers)
+def all_gather(self, value):
+    "List the values of all processes."
+    values = [value]*self.world
+    if self.world > 1:
+        self._meet(dist.all_gather_object, values, value)
+    return values
+
+
+@patch_to(Peers)
+def agree(
+    self,
+    what:str,  # name of the value, for the error
+    value,
+):
+    "Refuse to go on unless all processes have the same value."
+    # ValueError: they have not
+    values = self.all_gather(value)
+    if values.count(values[0]) < len(values):
+        raise ValueError(f"the processes disagree about {what}: {', '.join(map(str, values))}")
+
+
+@patch_to(Peers)
+def leave(self):
+    "Say goodbye: the last call."
+    if self.world > 1 and dist.is_initialized():
+        dist.destroy_process_group()
 
 # %% ../nbs/workshop/processes.ipynb #9425f92c
+def _from_torchrun(name, default):
+    "A number that `torchrun` put into the environment."
+    return int(os.environ.get(name, default))
+
+
 def join(
     device=None,        # as for `pick_device`; "cuda" and None: one GPU per process
     timeout:float=300,  # seconds to wait for the others, now and later
 ):                      # `Peers`
     "Meet the processes that `torchrun` started; without it, be alone."
-    # ValueError: more processes than GPUs. ConnectionError: somebody did not come.
-    rank, world, local = (int(os.environ.get(k, d)) for k, d in
-                          (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-    if world == 1: return Peers(0, 1, pick_device(device), timeout)
-    if device in (None, "cuda") and torch.cuda.is_available(): device = f"cuda:{local}"
+    # ValueError: more processes than GPUs. ConnectionError: somebody did not come
+    rank = _from_torchrun("RANK", 0)
+    world = _from_torchrun("WORLD_SIZE", 1)
+    if world == 1:
+        return Peers(0, 1, pick_device(device), timeout)
+    if device in (None, "cuda") and torch.cuda.is_available():
+        device = f"cuda:{_from_torchrun('LOCAL_RANK', 0)}"
     peers = Peers(rank, world, pick_device(device), timeout)
-    cuda = peers.device.type == "cuda"
-    if cuda: torch.cuda.set_device(peers.device)
-    options = dict(backend="cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
-    peers._meet(lambda: dist.init_process_group(**options))
+    backend = "gloo"
+    if peers.device.type == "cuda":
+        torch.cuda.set_device(peers.device)
+        backend = "cpu:gloo,cuda:nccl"
+    wait = timedelta(seconds=timeout)
+    peers._meet(lambda: dist.init_process_group(backend=backend, timeout=wait))
     return peers
 
 # %% ../nbs/workshop/processes.ipynb #b0444ebc
+def _digest(tensors):
+    "A fingerprint of tensors: equal for equal bits."
+    h = hashlib.sha256()
+    for v in tensors:
+        h.update(v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return h.hexdigest()[:12]
+
+
+def _fingerprint(data, most=1024):
+    "Of all labels if they lie in memory, else of rows spread over the training set."
+    labels = [] if data.train_y is None else leaves(data.train_y)
+    if labels and all(isinstance(v, torch.Tensor) for v in labels):
+        return _digest(labels)
+    step = -(-len(data)//most)
+    return _digest(leaves(data.rows(torch.arange(0, len(data), step))))
+
+# %% ../nbs/workshop/processes.ipynb #0cabb375
+_PROOF = threading.Lock()  # the proof on made-up rows borrows the default dtype of all threads
+
+
 class ProcessTrainer(Trainer):
-    "Train in step with others: each process clips and sums its own shard, one noise goes on the sum of all."
-    # ValueError: the processes have different plans, networks or data, or have drifted apart.
+    "Train in step with others: each process clips its own shard, one noise goes on the sum of all."
+    # ValueError: the processes have different plans, networks or data, or have drifted apart
     def __init__(self, model, data, plan, *, peers, **options):  # options: as for `Trainer`
-        super().__init__(model, data, plan, **options)
-        self.peers, self._seed = peers, peers.told(self._seed)
+        with _PROOF:
+            super().__init__(model, data, plan, **options)
+        self.peers = peers
+        self._secret = peers.broadcast(self._secret)
         peers.agree("plan or network", self._config())
-        peers.agree("training labels", _digest([data.train_y]))
+        peers.agree("training data", _fingerprint(self.data))
         self.agree()
 
     def agree(self):
         "Refuse to go on if one process has other weights, or is at another step, than the rest."
-        state = _digest(self.model.state_dict().values())
-        self.peers.agree("weights", f"{state[:12]} after step {self.t}")
+        weights = _digest(self.model.state_dict().values())
+        self.peers.agree("weights", f"{weights} after step {self.t}")
 
     def load(self, path):
         "Go on where a checkpoint stopped, which any number of processes may have written."
@@ -110,44 +178,33 @@ class ProcessTrainer(Trainer):
         self.agree()
         return self
 
-    def _noisy_gradient(self, t):
-        "As the parent's, but engine and data see the examples of this shard only."
-        def draw(stream, device=self.device): return step_generator(self._seed, stream, t, device)
-        idx = poisson_indices(self.plan.n, self.plan.q, draw("sample", "cpu"))  # coins of all shards
-        piece = shard(self.plan.n, self.peers.rank, self.peers.world)
-        low, high = torch.searchsorted(idx, torch.tensor([piece.start, piece.stop])).tolist()
-        total, rows = {n: torch.zeros_like(p) for n, p in self.params.items()}, []
-        if low < high:
-            mine, size = self._mine(idx, low, high, draw), self.micro_batch or len(idx)
-            for u, v in zip(*(z.split(size) for z in mine)):
-                grads, norms = self.engine(self.model, self.loss_fn, u, v, self.clip)
-                total, rows = {n: g + grads[n] for n, g in total.items()}, rows + [norms]
-        total, norms = self._add_up(total, rows, low, len(idx))
-        mean = noisy_mean(total, self.clip.std(self.plan.sigma), self.plan.batch_size, draw("noise"))
-        for n, p in self.model.named_parameters(): p.grad = mean[n].detach() if n in mean else None
-        self._nonprivate_nonfinite = self._nonprivate_nonfinite + (~norms.isfinite()).any(0).sum()
-        self.clip.update(norms, draw("clip"))
+# %% ../nbs/workshop/processes.ipynb #d0991a6d
+@patch_to(ProcessTrainer)
+def _clipped_sum(
+    self,
+    idx,    # (b,) the whole batch, sorted
+    t:int,  # step
+):          # clipped sum and norms (l,b) of the whole batch
+    "As the parent's, but engine and data see the examples of this shard only."
+    piece = shard(self.plan.n, self.peers.rank, self.peers.world)
+    ends = torch.tensor([piece.start, piece.stop], device=idx.device)
+    low, high = torch.searchsorted(idx, ends).tolist()
+    total, norms = self._sum_over(self._micro_batches(idx, t, low, high))
+    return self._over_all(total, norms, low, len(idx))
 
-    def _mine(self, idx, low, high, draw):
-        "Inputs and labels of the shard's part of the batch."
-        # Views are drawn for the whole batch, so that they are the same for any number of processes: a step
-        # that is repeated after a crash must give the same sum, or two sums with one noise would be known.
-        at = idx.to(self.data.train_x.device)
-        x = (self._input(self.data.train_x[at], draw("augment"))[low:high] if self.augment
-             else self._input(self.data.train_x[at[low:high]]))
-        return x.to(self.device), self.data.train_y[at[low:high]].to(self.device)
 
-    def _add_up(self, total, rows, low, b):
-        "Sum the gradients of all processes, and collect all norms (l,b) in the order of the batch."
-        first = next(iter(total.values()))
-        wide = torch.promote_types(first.dtype, torch.float32)
-        norms = torch.zeros(len(total), b, device=first.device, dtype=wide)
-        if rows: norms[:, low:low+sum(r.shape[1] for r in rows)] = torch.cat(rows, 1)
-        flat = self.peers.add(torch.cat([g.flatten() for g in total.values()]))
-        parts = flat.split([g.numel() for g in total.values()])
-        return {n: v.view_as(g) for (n, g), v in zip(total.items(), parts)}, self.peers.add(norms)
-
-def _digest(tensors):
-    h = hashlib.sha256()
-    for v in tensors: h.update(v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return h.hexdigest()
+@patch_to(ProcessTrainer)
+def _over_all(
+    self,
+    total,    # dict name -> sum over this shard
+    norms,    # (l,m) of its examples
+    low:int,  # how many examples of the batch lie in earlier shards
+    b:int,    # examples in the whole batch
+):            # sum over all shards; norms (l,b), in the order of the batch
+    "Sum the gradients of all processes, and collect all norms."
+    flat = self.peers.all_reduce(torch.cat([g.flatten() for g in total.values()]))
+    parts = flat.split([g.numel() for g in total.values()])
+    summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
+    wide = norms.new_zeros(len(norms), b)
+    wide[:, low:low + norms.shape[1]] = norms
+    return summed, self.peers.all_reduce(wide)

@@ -1,14 +1,18 @@
-"""Turn the records of the first version into the one schema: `python experiments/convert.py OLD NEW`.
+"""Turn the records of the first version into the one schema.
 
-OLD is the folder runs/ of commit f518068 (`git worktree add ../old f518068`). Every run that is rewritten says so
-in the field `converted` of its start line. Nothing is invented: what an old row did not say is absent or null.
-Only names change: `accuracy` is `test_accuracy` (of the split that the run was tested on), `kind` is `stage`.
+    git worktree add ../old f518068
+    python experiments/convert.py ../old/runs runs
+
+Every run that is rewritten says so in the field `converted` of its start line. Nothing is
+invented: what an old row did not say is absent or null. Only names change: `accuracy` becomes
+`test_accuracy` (of the split that the run was tested on), and `kind` becomes `stage`.
 """
 import json
 import sys
 from pathlib import Path
 
-CONVERTED = "by experiments/convert.py from runs/ of commit f518068; what is absent was not said there"
+SINCE = "commit f518068"
+CONVERTED = f"by experiments/convert.py from {SINCE}; what is absent was not said there"
 
 
 def read(path):
@@ -23,7 +27,8 @@ def pick(row, keys, **renamed):
 
 def run(preset, start, config, plan, end, between=()):
     "The lines of one run."
-    first = {"kind": "start", "preset": preset, "config": config, **start, "plan": plan, "converted": CONVERTED}
+    first = {"kind": "start", "preset": preset, "config": config, **start, "plan": plan}
+    first["converted"] = CONVERTED
     return [first, *between, {"kind": "end", **end}]
 
 
@@ -35,22 +40,27 @@ def clipping(row):
     config = stage | pick(row, "method speed lr C momentum accountant task")
     start = pick(row, "seed seed_policy", data="task", machine="versions")
     plan = pick(row, "n batch_size steps delta q sigma") | {"eps": None}
-    end = pick(row, "eps_rdp delta tested_on seconds first_std last nonfinite", step="steps", eps_pld="eps",
-               test_accuracy="accuracy")
+    end = pick(row, "eps_rdp delta tested_on seconds first_std last nonfinite",
+               step="steps", eps_pld="eps", test_accuracy="accuracy")
     return run("sweep-clipping", start, config, plan, {"finished": True, **end})
 
 
 def scaling(row):
-    "A row of tools/sweep_scaling.py; those of `signal` measure a gradient at another batch size than the run's."
+    "A row of tools/sweep_scaling.py."
+    # those of `signal` measure a gradient at other batch sizes than the run's
     stage = {"val": "tune", "test": "final"}.get(row["split"], "measure")
-    own = "batch_size steps" if stage == "measure" else "steps" if row["steps"] != row["planned"] else ""
-    config = {"stage": stage} | pick(row, f"part split model lr momentum max_norm epochs noise {own}")
+    config = {"stage": stage} | pick(row, "part split model lr momentum max_norm epochs noise")
+    if row["steps"] != row["planned"]:
+        config["steps"] = row["steps"]
+    if stage == "measure":
+        config["batch_size"] = row["batch_size"]
     start = pick(row, "data parameters seed") | {"machine": pick(row, "torch python threads")}
     plan = pick(row, "n delta q sigma", steps="planned", eps="target_eps")
     plan["batch_size"] = round(row["q"]*row["n"]) if stage == "measure" else row["batch_size"]
-    end = pick(row, "delta tested_on seconds signal scatter mean_square predicted", step="steps", eps_pld="eps",
-               test_accuracy="accuracy")
-    return run("sweep-scaling", start, config, plan, {"finished": row["steps"] == row["planned"], **end})
+    end = {"finished": row["steps"] == row["planned"]}
+    end |= pick(row, "delta tested_on seconds signal scatter mean_square predicted",
+                step="steps", eps_pld="eps", test_accuracy="accuracy")
+    return run("sweep-scaling", start, config, plan, end)
 
 
 def tricks(row):
@@ -60,7 +70,8 @@ def tricks(row):
     start = pick(row, "data parameters seed seed_policy device")
     start["machine"] = pick(row, "torch python threads")
     plan = pick(row, "n batch_size steps delta q sigma") | {"eps": None}
-    end = pick(row, "delta ema ema_no_warmup tail seconds", step="steps", eps_pld="eps", test_accuracy="accuracy")
+    end = pick(row, "delta ema ema_no_warmup tail seconds",
+               step="steps", eps_pld="eps", test_accuracy="accuracy")
     return run("sweep-tricks", start, config, plan, {"finished": True, **end})
 
 
@@ -68,8 +79,10 @@ def classes(row):
     "A row of tools/sweep_classes.py: ordinary training, so there is no plan and no eps."
     config = {"stage": {"tuning": "tune", "ordinary": "final"}[row["kind"]]}
     config |= pick(row, "private model lr momentum schedule epochs batch_size")
-    end = pick(row, "tested_on class_accuracy classes tuning_runs seconds", eps_pld="eps", test_accuracy="accuracy")
-    return run("sweep-classes", pick(row, "data seed machine"), config, None, {"finished": True, **end})
+    start = pick(row, "data seed machine")
+    end = pick(row, "tested_on class_accuracy classes tuning_runs seconds",
+               eps_pld="eps", test_accuracy="accuracy")
+    return run("sweep-classes", start, config, None, {"finished": True, **end})
 
 
 def each(convert):
@@ -83,16 +96,24 @@ def digits_tuning(rows):
     head, *rows = rows
     lines = []
     for row in rows:
-        config = {"stage": "tune", "n_val": 287} | pick(row, "run model lr batch_size epochs max_norm schedule")
+        config = {"stage": "tune", "n_val": 287}
+        config |= pick(row, "run model lr batch_size epochs max_norm schedule")
         plan = pick(head, "eps delta") | pick(row, "batch_size") | {"n": 1150}
-        end = pick(row, "validation_accuracy", test_accuracy="validation_accuracy")
+        end = {"finished": True, "tested_on": 287}
+        end |= pick(row, "validation_accuracy", test_accuracy="validation_accuracy")
         start = pick(head, "data note") | pick(row, "seed")
-        lines += run("digits-eps3-tuning", start, config, plan, {"finished": True, "tested_on": 287, **end})
+        lines += run("digits-eps3-tuning", start, config, plan, end)
     return lines
 
 
+def curve_of(row):
+    "Steps and accuracies (%) on the way, in either old form."
+    named = [(step, f"val_accuracy_step_{step}") for step in (91, 181)]
+    return row.get("steps_accuracies") or [(step, row[key]) for step, key in named if key in row]
+
+
 def scatter_tuning(rows):
-    "Both tunings of the scattering presets; their accuracies were in percent, and `val_accuracy` still is."
+    "Both tunings of the scattering presets; accuracies were in percent, `val_accuracy` still is."
     head, *rows, tail = rows
     lines = []
     for row in rows:
@@ -100,16 +121,16 @@ def scatter_tuning(rows):
         config |= pick(row, "features model lr schedule max_norm")
         plan = {"n": 45_000, "eps": 3.} | pick(head, "batch_size steps delta q sigma")
         plan |= pick(row, "batch_size steps sigma")
-        curve = row.get("steps_accuracies") or [
-            (step, row[f"val_accuracy_step_{step}"]) for step in (91, 181) if f"val_accuracy_step_{step}" in row]
-        epochs = [{"kind": "epoch", "step": step, "test_accuracy": round(at/100, 6)} for step, at in curve]
+        epochs = [{"kind": "epoch", "step": step, "test_accuracy": round(accuracy/100, 6)}
+                  for step, accuracy in curve_of(row)]
         end = {"finished": "stopped_after" not in row, "tested_on": 5000}
         end |= pick(row, "stopped_after val_accuracy val_accuracy_average val_accuracy_ema seconds "
                          "val_accuracy_step_91 val_accuracy_step_181")
         if "val_accuracy" in row:
             end["step"] = row.get("stopped_after", plan["steps"])
             end["test_accuracy"] = round(row["val_accuracy"]/100, 6)
-        start = pick(head, "data seed note") | pick(row, "parameters") | pick(tail, "tuning_runs before")
+        start = pick(head, "data seed note") | pick(row, "parameters")
+        start |= pick(tail, "tuning_runs before")
         lines += run(head["preset"], start, config, plan, end, epochs)
     return lines
 
@@ -117,20 +138,21 @@ def scatter_tuning(rows):
 # ---- single records
 
 def scatter_linear(rows):
-    "A run whose config was not yet a `Config`: the recipe of the features goes to a field of its own."
+    "A run from before there was a `Config`: the recipe of the features gets a field of its own."
     start, *epochs, end = rows
     old, preset = start["config"], start["preset"]
     config = pick(old, "preset data") | {"features": "scatter", "model": "scatter_linear"}
     config |= pick(old, "eps delta batch_size")
     config["epochs"] = old["steps"]*old["batch_size"]/start["plan"]["n"]
-    config |= pick(old, "max_norm lr momentum micro_batch n_val tuning_runs") | {"schedule": "constant"}
+    config |= pick(old, "max_norm lr momentum micro_batch n_val tuning_runs")
+    config["schedule"] = "constant"  # its epochs say so
     also = pick(start, "data parameters seed seed_policy init_seed device machine started",
                 data_seconds="features_seconds") | {"recipe": old["recipe"]}
     return run(preset, also, config, start["plan"], end | {"kind": "end", "why": "steps"}, epochs)
 
 
 def scattering_speed(rows):
-    "A measurement: nothing was trained, so there is no config and no plan; every number is a `row`."
+    "A measurement: nothing was trained, so there is no config and no plan, only rows."
     start, *rows, end = rows
     first = start | {"config": None, "plan": None, "converted": CONVERTED}
     return [first, *(row | {"kind": "row"} for row in rows), end]
@@ -144,7 +166,8 @@ CONVERTERS = {
     "digits-eps3-tuning": digits_tuning,
     "scatter-cnn-eps3-tuning": scatter_tuning,
     "scatter-linear-eps3-tuning": scatter_tuning,
-    **{f"scatter-linear-eps{eps}-{seed}": scatter_linear for eps in ("3", "2.38") for seed in range(3)},
+    **{f"scatter-linear-eps3-{seed}": scatter_linear for seed in range(3)},
+    **{f"scatter-linear-eps2.38-{seed}": scatter_linear for seed in range(3)},
     "scattering-speed": scattering_speed,
 }
 

@@ -1,0 +1,4 @@
+"python -m experiments SWEEP PART [--minutes M] [--reverse] [--out FILE], from the repository."
+from experiments import classes, clipping, harness, scaling, tricks
+
+harness.main({recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)})

@@ -1,0 +1,115 @@
+"""One harness for every sweep. A recipe is a module with
+
+    NAME     "clipping": the record is <date>-sweep-clipping.jsonl
+    PARTS    name of a part -> function(rows) -> cells, in order. A cell is a dict that says what
+             to run; `rows` is what is recorded: a part lists its final runs when the tuning is done
+    key      function(cell or row) -> tuple: which run this is
+    run      function(cell) -> list of runs, each a list of lines as in `dp_course.records`
+"""
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from dp_course.records import end_line, run_file, start_line, sweep
+
+RUNS = Path(__file__).resolve().parent.parent/"runs"
+
+
+def record_of(recipe):
+    "The record of a sweep: the one that is there, or a new one of today."
+    try:
+        return run_file(f"sweep-{recipe.NAME}")
+    except FileNotFoundError:
+        return RUNS/f"{time.strftime('%Y-%m-%d', time.gmtime())}-sweep-{recipe.NAME}.jsonl"
+
+
+def rows_of(recipe, path=None):
+    "What is recorded, as `sweep` reads it; of two records of the same run the first."
+    path = Path(path or record_of(recipe))
+    seen = {}
+    for row in sweep(path) if path.exists() else []:
+        seen.setdefault(recipe.key(row), row)
+    return list(seen.values())
+
+
+def chosen(rows, **wanted):
+    "The rows that have these values."
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def lines_of(
+    recipe,
+    cell,     # settings, as `recipe.run` got them
+    trainer,  # at its last step
+    seconds,
+    **found,  # what the last line is to hold besides the usual; `test_accuracy` must be there
+):            # [start line, end line]
+    "Describe a run that is done."
+    settings = {"preset": f"sweep-{recipe.NAME}", **cell}
+    start = start_line(settings, trainer, cell["seed"], cell["seed"])
+    end = end_line(settings, trainer, seconds, found["test_accuracy"], "steps") | found
+    del end["statement"]  # the plan says the same, in a tenth of the space
+    return [{"kind": "start", **start}, {"kind": "end", **end}]
+
+
+def write(path, runs):
+    "Append whole runs at once: a crash or a second process cuts none in two."
+    text = "".join(json.dumps(line, allow_nan=False) + "\n" for run in runs for line in run)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, text.encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def work(
+    recipe,
+    part,            # a key of `recipe.PARTS`
+    path,            # of the record; what is there is skipped
+    minutes=1e9,     # start no further run after this long
+    reverse=False,   # begin at the other end: two processes can share the work
+    say=print,
+):                   # True: nothing is left
+    "Run what is not recorded yet."
+    began = time.monotonic()
+    while True:
+        rows = rows_of(recipe, path)
+        done = set(map(recipe.key, rows))
+        todo = [cell for cell in recipe.PARTS[part](rows) if recipe.key(cell) not in done]
+        if not todo:
+            say("nothing is left")
+            return True
+        if time.monotonic() - began > 60*minutes:
+            say(f"{len(todo)} runs are left, at least: call it again")
+            return False
+        cell = todo[-1 if reverse else 0]
+        runs = recipe.run(cell)
+        write(path, runs)
+        end = runs[-1][-1]
+        say(*recipe.key(cell), f"accuracy {end['test_accuracy']:.4f}  {end['seconds']:.1f} s")
+
+
+def main(recipes, argv=None):
+    "The command line: python -m experiments SWEEP PART."
+    parts = "; ".join(f"{name}: {', '.join(recipe.PARTS)}" for name, recipe in recipes.items())
+    parser = argparse.ArgumentParser(
+        "python -m experiments", description="Run a sweep; what is recorded is skipped.",
+        epilog=parts)
+    parser.add_argument("sweep", choices=recipes)
+    parser.add_argument("part")
+    parser.add_argument("--minutes", type=float, default=1e9, help="then start no further run")
+    parser.add_argument("--reverse", action="store_true",
+                        help="begin at the other end: two processes can share the work")
+    parser.add_argument("--out", type=Path, help="record to go on with (default: that in runs/)")
+    args = parser.parse_args(argv)
+    recipe = recipes[args.sweep]
+    if args.part not in recipe.PARTS:
+        parts = ", ".join(recipe.PARTS)
+        parser.error(f"{args.sweep} has no part {args.part!r}: pass one of {parts}")
+    torch.set_num_threads(1)  # as in the records
+    work(recipe, args.part, args.out or record_of(recipe), args.minutes, args.reverse)
