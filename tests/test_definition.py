@@ -66,7 +66,7 @@ def test_delta_does_not_overflow_or_go_below_zero():
 @pytest.mark.parametrize("sigma", [.3, 1., 3.])
 @pytest.mark.parametrize("eps", [0., .5, 3.])
 def test_delta_is_the_hockey_stick_of_two_normals(eps, sigma):
-    "Roads that share no formula: adaptive quadrature, and the hockey-stick on a grid, both directions."
+    "Two other roads: adaptive quadrature, and the hockey-stick on a grid in both directions."
     def excess(x):
         p, q = stats.norm.pdf(x, 1, sigma), stats.norm.pdf(x, 0, sigma)
         return max(0., p - math.exp(eps)*q)
