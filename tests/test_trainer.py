@@ -462,8 +462,8 @@ def reachable(root):
     seen, todo, found = set(), [root], []
     while todo:
         o = todo.pop()
-        skip = isinstance(o, (types.ModuleType, type)) or isinstance(o, dict) and "__builtins__" in o
-        if id(o) in seen or skip:
+        is_globals = isinstance(o, dict) and "__builtins__" in o
+        if id(o) in seen or is_globals or isinstance(o, (types.ModuleType, type)):
             continue
         seen.add(id(o))
         if isinstance(o, torch.Tensor):
