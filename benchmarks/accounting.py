@@ -10,9 +10,18 @@ import warnings
 from opacus.accountants import RDPAccountant as OpacusRDP
 from opacus.accountants.utils import get_noise_multiplier
 
-from dp_course.accounting import RDPAccountant, epsilon, noise_multiplier
+from dp_course.accounting import PLDAccountant, RDPAccountant, epsilon, noise_multiplier
 
-Q, SIGMA, STEPS, DELTA, EPS = 1/25, 1.6138, 625, 1e-5, 3.0  # batch 2,000 of 50,000, 25 epochs
+Q, SIGMA, STEPS = 1/25, 1.6138, 625  # batch 2,000 of 50,000, 25 epochs
+DELTA, EPS = 1e-5, 3.
+
+
+def our_rdp():
+    return epsilon(q=Q, sigma=SIGMA, steps=STEPS, delta=DELTA, accountant=RDPAccountant)
+
+
+def our_search(accountant):
+    return noise_multiplier(eps=EPS, delta=DELTA, q=Q, steps=STEPS, accountant=accountant)
 
 
 def opacus_rdp():
@@ -22,39 +31,52 @@ def opacus_rdp():
 
 
 def opacus_search(kind):
-    return get_noise_multiplier(target_epsilon=EPS, target_delta=DELTA, sample_rate=Q, steps=STEPS, accountant=kind)
+    return get_noise_multiplier(target_epsilon=EPS, target_delta=DELTA, sample_rate=Q, steps=STEPS,
+                                accountant=kind)
+
+
+PAIRS = {  # what: ours, theirs, how often in a round (the fastest counts)
+    "RDP eps": (our_rdp, opacus_rdp, 20),
+    "RDP noise_multiplier": (lambda: our_search(RDPAccountant), lambda: opacus_search("rdp"), 1),
+    "PLD noise_multiplier / PRV": (lambda: our_search(PLDAccountant),
+                                   lambda: opacus_search("prv"), 1),
+}
 
 
 def seconds(f):
     start = time.perf_counter()
     f()
-    return time.perf_counter()-start
+    return time.perf_counter() - start
+
+
+def one_round():
+    "A pair of seconds, ours and theirs, for every row."
+    return {name: [min(seconds(f) for _ in range(repeat)) for f in (ours, theirs)]
+            for name, (ours, theirs, repeat) in PAIRS.items()}
 
 
 def measure(rounds=3):
-    "Rows (what, our median seconds, their median seconds, median of their/our in the same round)."
-    pairs = {
-        "RDP eps": (lambda: epsilon(Q, SIGMA, STEPS, DELTA, RDPAccountant), opacus_rdp, 20),
-        "RDP noise_multiplier": (lambda: noise_multiplier(EPS, DELTA, Q, STEPS, RDPAccountant), lambda: opacus_search("rdp"), 1),
-        "PLD noise_multiplier / PRV": (lambda: noise_multiplier(EPS, DELTA, Q, STEPS), lambda: opacus_search("prv"), 1),
-    }
-    times = {name: ([], []) for name in pairs}
+    "Rows (what, our median seconds, their median seconds, median of theirs/ours in a round)."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(rounds+1):  # the first round warms up
-            for name, (ours, theirs, repeat) in pairs.items():
-                for f, row in zip((ours, theirs), times[name]):
-                    row.append(min(seconds(f) for _ in range(repeat)))
-    median = statistics.median
-    return [(name, median(a[1:]), median(b[1:]), median(y/x for x, y in zip(a[1:], b[1:]))) for name, (a, b) in times.items()]
+        one_round()  # warms up
+        times = [one_round() for _ in range(rounds)]
+    rows = []
+    for name in PAIRS:
+        ours, theirs = zip(*(t[name] for t in times))
+        ratio = statistics.median(b/a for a, b in zip(ours, theirs))
+        rows.append((name, statistics.median(ours), statistics.median(theirs), ratio))
+    return rows
 
 
 def main(argv=()):
     rounds = int(argv[0]) if argv else 3
-    print(f"accounting: q = {Q}, sigma = {SIGMA}, {STEPS} steps, delta = {DELTA}, eps = {EPS}; medians of {rounds} interleaved rounds")
+    print(f"accounting: q = {Q}, sigma = {SIGMA}, {STEPS} steps, delta = {DELTA}, eps = {EPS}; "
+          f"medians of {rounds} interleaved rounds")
     print(f"{'':28}{'dp_course':>12}{'Opacus':>12}{'ratio':>9}")
     for name, ours, theirs, ratio in measure(rounds):
         print(f"{name:28}{ours*1e3:9.2f} ms{theirs*1e3:9.1f} ms{ratio:8.1f}x")
 
 
-if __name__ == "__main__": main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -73,7 +73,7 @@ def _excess_by_sum(
     log_others = (orders[:, None] - k)*math.log1p(-q)
     return log_sum_exp(log_binomial + log_chosen + log_others + log_moment)
 
-# %% ../nbs/03_cost.ipynb #bea74ecd
+# %% ../nbs/03_cost.ipynb #0e1ad91a
 def rdp_sampled_gaussian(
     q:float,      # Poisson sampling rate
     sigma:float,  # noise multiplier
@@ -92,8 +92,8 @@ def rdp_sampled_gaussian(
     small = whole & (orders <= 64)
     excess = np.empty_like(orders)
     for group, method in ((small, _excess_by_sum),
-                          (whole & ~small, excess_by_quadrature),  # apart from the rest:
-                          (~whole, excess_by_quadrature)):         # its grid reaches further
+                          (whole & ~small, _excess_by_sum),  # apart: their table is long
+                          (~whole, excess_by_quadrature)):
         if group.any():
             excess[group] = method(q, sigma, orders[group])
     log_moment = np.where(excess < 30, np.log1p(np.exp(np.minimum(excess, 30))), excess)

@@ -4,27 +4,34 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'seed_all', 'default_device', 'pick_device', 'near', 'check', 'panels', 'figure', 'progress', 'patch_to',
-           'data_root', 'machine']
+           'data_root', 'machine', 'keep_memory']
 
 # %% ../nbs/00_start.ipynb #d7af4d75
+import ctypes
 import os
 import platform
 import random
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from tqdm import tqdm
+
+with warnings.catch_warnings():  # without ipywidgets it warns, and falls back to text
+    warnings.simplefilter("ignore")
+    from tqdm.auto import tqdm
 
 # %% ../nbs/00_start.ipynb #46551eec
 def seed_all(
     seed:int,  # any integer; for teaching only, never the secret seed of a private run
 ):             # a fresh `torch.Generator` that starts from the same seed
     "Seed Python, NumPy and torch."
-    random.seed(seed); np.random.seed(seed % 2**32); torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
     return torch.Generator().manual_seed(seed)
 
 # %% ../nbs/00_start.ipynb #d20b343c
@@ -32,18 +39,20 @@ def default_device():
     "The first CUDA device if there is one, else the CPU."
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-# %% ../nbs/00_start.ipynb #cb2e7a88
+# %% ../nbs/00_start.ipynb #b960d8f1
 def pick_device(
     name=None,  # "cpu", "cuda", "cuda:1" ...; None: the GPU if there is one
 ):              # `torch.device`
     "Turn a name into a device that exists."
     # ValueError: there is no such device here.
-    if name is None: return default_device()
+    if name is None:
+        return default_device()
     here = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     full = f"{name}:0" if name == "cuda" else str(name)
-    if full not in here: raise ValueError(f"no such device: {str(name)!r}; here are {', '.join(here)}")
+    if full not in here:
+        listed = ", ".join(here)
+        raise ValueError(f"no such device: {str(name)!r}; here are {listed}")
     return torch.device(full)
-
 
 # %% ../nbs/00_start.ipynb #471e3538
 def _pairs(a, b, where=""):
@@ -51,12 +60,26 @@ def _pairs(a, b, where=""):
     if isinstance(b, dict):
         if not isinstance(a, dict) or a.keys() != b.keys():
             raise AssertionError(f"wrong keys{where}: got {a!r}, expected {list(b)}")
-        for k in b: yield from _pairs(a[k], b[k], f"{where}[{k!r}]")
+        for k in b:
+            yield from _pairs(a[k], b[k], f"{where}[{k!r}]")
     elif isinstance(b, (tuple, list)):
         if not isinstance(a, (tuple, list)) or len(a) != len(b):
             raise AssertionError(f"expected {len(b)} values{where}, got {a!r}")
-        for i, (u, v) in enumerate(zip(a, b)): yield from _pairs(u, v, f"{where}[{i}]")
-    else: yield a, b, where
+        for i, (u, v) in enumerate(zip(a, b)):
+            yield from _pairs(u, v, f"{where}[{i}]")
+    else:
+        yield a, b, where
+
+
+def _as_numbers(got, want, where):
+    "Both as float64 tensors of one shape, or an error that says where they are not."
+    try:
+        u, v = (torch.as_tensor(z, dtype=torch.float64).detach().cpu() for z in (got, want))
+    except (TypeError, ValueError, RuntimeError):
+        raise AssertionError(f"got {got!r}{where}, expected something like {want!r}") from None
+    if u.shape != v.shape:
+        raise AssertionError(f"shape {tuple(u.shape)}{where}, expected {tuple(v.shape)}")
+    return u.flatten(), v.flatten()
 
 # %% ../nbs/00_start.ipynb #e3b3500d
 def near(
@@ -64,22 +87,19 @@ def near(
     b,               # what it should be
     tol:float=1e-6,  # largest absolute difference allowed
 ):
-    "Raise `AssertionError` unless `a` equals `b` up to `tol`, saying where and by how much it is off."
+    "Raise `AssertionError` unless `a` equals `b` up to `tol`, and say where it is off by how much."
     # NaN is near nothing, an infinity only itself; strings, booleans and None must be equal
-    for u, v, where in _pairs(a, b):
-        if isinstance(v, (str, bool, type(None))):
-            if u != v: raise AssertionError(f"got {u!r}{where}, expected {v!r}")
+    for got, want, where in _pairs(a, b):
+        if isinstance(want, (str, bool, type(None))):
+            if got != want:
+                raise AssertionError(f"got {got!r}{where}, expected {want!r}")
             continue
-        try: u, v = (torch.as_tensor(z, dtype=torch.float64).detach().cpu() for z in (u, v))
-        except (TypeError, ValueError, RuntimeError):
-            raise AssertionError(f"got {u!r}{where}, expected something like {v!r}") from None
-        if u.shape != v.shape:
-            raise AssertionError(f"shape {tuple(u.shape)}{where}, expected {tuple(v.shape)}")
-        gap = torch.where(u == v, 0., (u - v).abs()).nan_to_num(nan=torch.inf).flatten()
+        u, v = _as_numbers(got, want, where)
+        gap = torch.where(u == v, 0., (u - v).abs()).nan_to_num(nan=torch.inf)
         if len(gap) and not gap.max() <= tol:
             i = int(gap.argmax())
             raise AssertionError(f"off by {gap[i]:.3g} (allowed {tol:.3g}){where}: "
-                                 f"got {u.flatten()[i]:.8g}, expected {v.flatten()[i]:.8g}")
+                                 f"got {u[i]:.8g}, expected {v[i]:.8g}")
 
 # %% ../nbs/00_start.ipynb #e77f0dcb
 def _fresh(x):
@@ -88,8 +108,10 @@ def _fresh(x):
         g = torch.Generator(x.device)
         g.set_state(x.get_state())
         return g
-    if isinstance(x, torch.Tensor): return x.detach().clone()
-    if type(x) in (tuple, list): return type(x)(map(_fresh, x))
+    if isinstance(x, torch.Tensor):
+        return x.detach().clone()
+    if type(x) in (tuple, list):
+        return type(x)(map(_fresh, x))
     return x
 
 # %% ../nbs/00_start.ipynb #a2ed8cc2
@@ -101,19 +123,25 @@ def check(
     hint:str="",     # shown when a case fails
 ):                   # what happened, in words
     "Compare an exercise's answer with the truth, unless it returns `NotImplemented`."
-    if not cases: raise ValueError("no cases: what compares nothing cannot fail; pass tuples of arguments")
+    # ValueError: no cases
+    if not cases:
+        raise ValueError("no cases: what compares nothing cannot fail; pass tuples of arguments")
     for i, case in enumerate(cases):
-        if not isinstance(case, tuple): case = (case,)
+        if not isinstance(case, tuple):
+            case = (case,)
         got = attempt(*_fresh(case))
-        if got is NotImplemented: return "not attempted yet"
-        try: near(got, oracle(*_fresh(case)), tol)
+        if got is NotImplemented:
+            return "not attempted yet"
+        try:
+            near(got, oracle(*_fresh(case)), tol)
         except AssertionError as e:
             advice = f"\nHint: {hint}" if hint else ""
             raise AssertionError(f"case {i+1} of {len(cases)}: {e}{advice}") from None
     return f"correct: {len(cases)} of {len(cases)} cases agree"
 
 # %% ../nbs/00_start.ipynb #68b5040f
-PALETTE = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999"]  # Okabe & Ito 2008
+PALETTE = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",
+           "#999999"]  # Okabe & Ito 2008
 
 # %% ../nbs/00_start.ipynb #581be762
 def panels(
@@ -127,10 +155,13 @@ def panels(
     fig, axes = plt.subplots(1, len(titles), figsize=(size[0]*len(titles), size[1]),
                              squeeze=False, layout="constrained", **kwargs)
     for ax, title in zip(axes[0], titles):
-        ax.set_title(title, loc="left", fontsize=11, fontweight="bold"); ax.set_xlabel(xlabel)
-        ax.set_prop_cycle(color=PALETTE); ax.grid(alpha=.3); ax.set_axisbelow(True)
+        ax.set_title(title, loc="left", fontsize=11, fontweight="bold")
+        ax.set_xlabel(xlabel)
+        ax.set_prop_cycle(color=PALETTE)
+        ax.grid(alpha=.3)
+        ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0,0].set_ylabel(ylabel)
+    axes[0, 0].set_ylabel(ylabel)
     return fig, axes[0]
 
 # %% ../nbs/00_start.ipynb #c2d09411
@@ -146,14 +177,24 @@ def figure(
     return fig, axes[0]
 
 # %% ../nbs/00_start.ipynb #178df428
+_LAYOUT = "{percentage:3.0f}%{postfix} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}] {desc}"
+
+
+def _watched():
+    "Whether somebody looks: at a terminal, or at a notebook that a Jupyter server has opened."
+    in_jupyter = "ipykernel" in sys.modules and "JPY_SESSION_NAME" in os.environ
+    return sys.stderr.isatty() or in_jupyter
+
+
 def progress(
     total:int,       # how many steps are to come
     title:str="",    # what they do
-    show:bool=None,  # default: only when someone watches (a terminal)
+    show:bool=None,  # default: only when someone watches
 ):                   # a tqdm bar: `.update(1)`, `.set_postfix_str(...)`, `.close()`
-    "A progress bar on stderr, silent in saved notebooks and in pipes."
-    hide = not (sys.stderr.isatty() if show is None else show)
-    return tqdm(total=total, desc=title, disable=hide, dynamic_ncols=True)
+    "Show a progress bar, but leave saved notebooks and pipes alone."
+    # What is cut on a narrow terminal stands last: first the bar shrinks, then title and times go.
+    hide = not (_watched() if show is None else show)
+    return tqdm(total=total, desc=title, disable=hide, dynamic_ncols=True, bar_format=_LAYOUT)
 
 # %% ../nbs/00_start.ipynb #c1a55001
 def patch_to(
@@ -166,7 +207,6 @@ def patch_to(
         return function
     return add
 
-
 # %% ../nbs/00_start.ipynb #812cf2c9
 def data_root(
     root=None,  # a folder; default: `$DP_COURSE_DATA`, else `~/.cache/dp_course`
@@ -177,8 +217,11 @@ def data_root(
 # %% ../nbs/00_start.ipynb #0caa46af
 def _version(package):
     "The installed version of a package, or None."
-    try: return version(package)
-    except PackageNotFoundError: return None
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
 
 def machine(
     packages=("torch", "torchvision", "opacus", "jupyterlab", "nbdev", "dp-accounting"),
@@ -188,4 +231,20 @@ def machine(
     return {"python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
             **{p: _version(p) for p in packages},
-            "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu}
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": gpu}
+
+# %% ../nbs/00_start.ipynb #da20c537
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # names of mallopt's parameters in malloc.h
+
+
+def keep_memory():
+    "Let glibc keep freed blocks for the next step; where there is no glibc, do nothing."
+    # Returns whether it was done. For training commands: the process keeps its peak until it ends.
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all([mallopt(_MMAP_THRESHOLD, 2**31 - 1),  # bytes: blocks below 2 GB come from the heap,
+                mallopt(_TRIM_THRESHOLD, -1),         # which never shrinks
+                mallopt(_TOP_PAD, 2**26)])            # and grows by so many bytes at least

@@ -8,6 +8,7 @@ __all__ = ['shard', 'Peers', 'join', 'ProcessTrainer']
 # %% ../nbs/workshop/processes.ipynb #460b9b89
 import hashlib
 import os
+import threading
 from datetime import timedelta
 
 import torch
@@ -151,11 +152,15 @@ def _fingerprint(data, most=1024):
     return _digest(leaves(data.rows(torch.arange(0, len(data), step))))
 
 # %% ../nbs/workshop/processes.ipynb #0cabb375
+_PROOF = threading.Lock()  # the proof on made-up rows borrows the default dtype of all threads
+
+
 class ProcessTrainer(Trainer):
     "Train in step with others: each process clips its own shard, one noise goes on the sum of all."
     # ValueError: the processes have different plans, networks or data, or have drifted apart
     def __init__(self, model, data, plan, *, peers, **options):  # options: as for `Trainer`
-        super().__init__(model, data, plan, **options)
+        with _PROOF:
+            super().__init__(model, data, plan, **options)
         self.peers = peers
         self._secret = peers.broadcast(self._secret)
         peers.agree("plan or network", self._config())

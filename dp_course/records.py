@@ -12,21 +12,22 @@ __all__ = ['KINDS', 'LABELS', 'Record', 'read_runs', 'read_record', 'new_record'
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import time
 from dataclasses import asdict, is_dataclass
+from fnmatch import fnmatchcase
 from importlib.metadata import version
-from importlib.resources import files
 from itertools import count
 from pathlib import Path
 
 import torch
 
+import dp_course
 from .accounting import RDPAccountant, epsilon
+from .batches import call_model
 from .core import PALETTE, machine, panels
-from .processes import Peers, shard
+from .processes import Peers
 from .tricks import swapped
 
 try:
@@ -138,7 +139,7 @@ def _git(folder, *words):
 
 def code_version():  # dict: version; in a checkout also commit, with a + if it was changed since
     "Name the code that runs."
-    package = Path(str(files("dp_course")))
+    package = Path(dp_course.__file__).parent
     known = {"version": version("dp_course")}
     if not (package.parent/".git").exists():
         return known
@@ -232,12 +233,16 @@ def class_counts(
 ):                  # (2,c): test images per class, those that were recognized and all
     "Count what the network recognizes, class by class, on the public test part."
     data = trainer.data
-    piece = shard(len(data.test_y), peers.rank, peers.world)
-    x, y = data.test_x[piece], data.test_y[piece].to(trainer.device)
+    counts = torch.zeros(2, len(data.classes), dtype=torch.int64, device=trainer.device)
     trainer.model.eval()  # `step` goes back to train mode
-    guess = torch.cat([trainer.model(trainer._input(rows)).argmax(1) for rows in x.split(chunk)])
-    right = torch.bincount(y[guess == y], minlength=len(data.classes))
-    return peers.add(torch.stack([right, torch.bincount(y, minlength=len(data.classes))]))
+    for number, (x, y) in enumerate(data.test_rows(chunk)):
+        if number % peers.world != peers.rank:
+            continue
+        y = y.to(trainer.device)
+        guess = call_model(trainer.model, trainer._input(x)).argmax(1)
+        counts[0] += torch.bincount(y[guess == y], minlength=len(data.classes))
+        counts[1] += torch.bincount(y, minlength=len(data.classes))
+    return peers.all_reduce(counts)
 
 
 def measure(
@@ -308,18 +313,24 @@ def latest_checkpoint(
 # %% ../nbs/workshop/records.ipynb #93d02ffa
 def runs_folders():  # list of paths, which need not exist
     "Say where the records of the course may lie: in the installed package, or in a checkout."
-    package = Path(str(files("dp_course")))
+    package = Path(dp_course.__file__).parent
     return [package/"runs", package.parent/"runs"]
 
 
+def _is_called(path, name):
+    "Tell whether a file has this name, with or without its date and its .json or .jsonl."
+    names = [path.name, path.stem] if path.suffix in (".json", ".jsonl") else [path.name]
+    undated = [n[len("2026-11-21-"):] for n in names]
+    return any(fnmatchcase(n, name) for n in names + undated)
+
+
 def run_file(
-    name:str,  # such as "digits-eps3-0", "sweep-clipping" or "bench-cpu"; a whole file name will do
+    name:str,  # such as "digits-eps3-0", "sweep-clipping" or "bench-cpu"; or a pattern with *
 ):             # `pathlib.Path`, the newest of that name
     "Find a record that came with the course."
     # FileNotFoundError: neither in the package nor in a checkout
-    wanted = re.compile(rf"(\d{{4}}-\d\d-\d\d-)?{re.escape(name)}(\.jsonl|\.json)?")
     for folder in runs_folders():
-        found = [path for path in folder.glob("*") if wanted.fullmatch(path.name)]
+        found = [path for path in folder.glob("*") if _is_called(path, name)]
         if found:
             return max(found, key=lambda path: path.name)
     package, checkout = runs_folders()
@@ -350,16 +361,20 @@ def sweep(
     return [flat_row(run) for run in read_runs(name) if run[-1]["kind"] == "end"]
 
 # %% ../nbs/workshop/records.ipynb #5a1e0004
-LABELS = ("preset", "about", "tuning_runs", "micro_batch")  # of a config: they change no result
+LABELS = "preset about tuning_runs micro_batch precision bf16".split()  # change no result
 
 
 def settings(
     record,  # lines
 ):           # str; runs that agree in it may be averaged
-    "Say everything that a run was told, apart from its seed."
+    "Say everything that a run was told and that changes its result, apart from its seed."
+    # What is off (0, "", none) is as good as absent: older records lack the newer fields. The
+    # precision is the one that was computed in, not the one that a config allowed.
     start = record[0]
-    config = {key: value for key, value in start["config"].items() if key not in LABELS}
-    return json.dumps([start["preset"], start["data"], start["plan"], config], sort_keys=True)
+    told = {key: value for key, value in start["config"].items() if value and key not in LABELS}
+    computed_in = start.get("precision", "float32")
+    parts = [start["preset"], start["data"], start["plan"], computed_in, told]
+    return json.dumps(parts, sort_keys=True)
 
 
 def distinct(

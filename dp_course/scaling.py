@@ -6,7 +6,7 @@
 __all__ = ['gradient_noise', 'nonprivate_signal_noise', 'snr', 'sigma_table', 'snr_ceiling', 'scaled_lr', 'matched_lr',
            'composed_search_epsilon', 'RandomTries', 'search_epsilon', 'search_noise_multiplier']
 
-# %% ../nbs/09_scaling.ipynb #09d94965
+# %% ../nbs/09_scaling.ipynb #57249977
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,13 +15,25 @@ import numpy as np
 import torch
 from scipy import optimize
 from torch import nn
-from .accounting import PLDAccountant, RDPAccountant, epsilon, noise_multiplier, rdp_to_epsilon
-from .sampling import poisson_indices
-from .definition import gaussian_sigma
-from .dpsgd import FlatClip, loop_grad_sum
 
-# %% ../nbs/09_scaling.ipynb #15a84848
+from dp_course.accounting import (
+    PLDAccountant,
+    RDPAccountant,
+    epsilon,
+    noise_multiplier,
+    rdp_to_epsilon,
+)
+from .batches import tree_map
+from .core import patch_to
+from .data import as_examples
+from .definition import gaussian_sigma
+from .dpsgd import FlatClip
+from .gradients import fast_grad_sum
+from .sampling import poisson_indices
+
+# %% ../nbs/09_scaling.ipynb #44bdeb46
 def gradient_noise(
+    *,
     batch_size,         # expected
     n:int,              # training examples
     mean_square:float,  # mean over examples of ||clipped gradient||^2, at most C^2
@@ -31,50 +43,67 @@ def gradient_noise(
     "Predict the two noises of one private step."
     # A Poisson sum has variance q(1-q) per example *about zero*: the batch size is random, too.
     # ValueError: no rate; negative sizes.
-    if not 0 < batch_size <= n: raise ValueError(f"{batch_size=} of {n=} is no rate; 0 < batch_size <= n")
+    _check_rate(batch_size, n)
     if not (mean_square >= 0 and std >= 0 and parameters >= 1):
-        raise ValueError(f"{mean_square=}, {std=}, {parameters=}: two lengths and a count, none negative")
-    return math.sqrt((1 - batch_size/n)*mean_square/batch_size), std*math.sqrt(parameters)/batch_size
+        raise ValueError(f"{mean_square=}, {std=}, {parameters=}: two lengths and a count, "
+                         "none negative")
+    sampling = math.sqrt((1 - batch_size/n)*mean_square/batch_size)
+    return sampling, std*math.sqrt(parameters)/batch_size
 
-# %% ../nbs/09_scaling.ipynb #60e175a0
+
+def _check_rate(batch_size, n):
+    if not 0 < batch_size <= n:
+        raise ValueError(f"{batch_size=} of {n=} is no rate; 0 < batch_size <= n")
+
+# %% ../nbs/09_scaling.ipynb #36306c10
 def nonprivate_signal_noise(
     model,
-    data,                 # train_x, train_y; optional .normalize(x)
-    batch_sizes,          # expected
+    data,                  # `Examples`, or what `as_examples` takes
+    batch_sizes,           # expected
     *,
-    loss_fn=partial(nn.functional.cross_entropy, reduction="none"),  # (output, y) -> one loss per row
-    engine=loop_grad_sum, # (model, loss_fn, x, y, clip) -> clipped sum, norms
-    clip=None,            # default `FlatClip(1.0)`
-    draws:int=4,          # Poisson batches per batch size
+    loss_fn=partial(nn.functional.cross_entropy, reduction="none"),  # (output, y) -> loss per row
+    engine=fast_grad_sum,  # (model, loss_fn, x, y, clip) -> clipped sum, norms
+    clip=None,             # default `FlatClip(1.0)`
+    draws:int=4,           # Poisson batches per batch size
     micro_batch:int=512,
-    generator=None,       # on the CPU; default: a fresh one with seed 0
-):                        # list of dicts: batch_size, signal, scatter, predicted, mean_square
+    generator=None,        # on the CPU; default: a fresh one with seed 0
+):                         # list of dicts: batch_size, signal, scatter, predicted, mean_square
     "Measure the length of the clipped mean gradient, and how far Poisson batches scatter about it."
     # nonprivate: every number is an un-noised statistic of the training set; look, and don't keep
-    clip, generator = clip or FlatClip(1.), generator or torch.Generator().manual_seed(0)
-    n, normalize = len(data.train_x), getattr(data, "normalize", lambda x: x)
-    device = next(model.parameters()).device
+    data, clip = as_examples(data), clip or FlatClip(1.)
+    generator = generator or torch.Generator().manual_seed(0)
+    n = len(data)
 
-    def clipped_sum(idx):  # sum of clipped gradients as one vector, sum of their squared lengths
-        total, squares = 0., 0.
-        for i in idx.split(micro_batch):
-            x, y = (z[i.to(z.device)].to(device) for z in (data.train_x, data.train_y))
-            grads, norms = engine(model, loss_fn, normalize(x), y, clip)
-            total = total + torch.cat([g.flatten().double() for g in grads.values()])
-            squares += (clip(norms)*norms).nan_to_num(0, 0, 0).double().square().sum().item()
-        return total, squares
+    def total_of(idx):
+        return _clipped_total(model, data, idx.split(micro_batch), loss_fn, engine, clip)
 
-    total, squares = clipped_sum(torch.arange(n))
+    total, squares = total_of(torch.arange(n))
+    mean, mean_square = total/n, squares/n
     rows = []
     for b in batch_sizes:
-        off = [clipped_sum(poisson_indices(n, b/n, generator))[0]/b - total/n for _ in range(draws)]
-        scatter = math.sqrt(sum(o.square().sum().item() for o in off)/draws)
-        rows.append(dict(batch_size=b, signal=(total/n).norm().item(), scatter=scatter, mean_square=squares/n,
-                         predicted=gradient_noise(b, n, squares/n, 0., len(total))[0]))
+        batches = [poisson_indices(n, b/n, generator) for _ in range(draws)]
+        off = [(total_of(idx)[0]/b - mean).square().sum().item() for idx in batches]
+        predicted, _ = gradient_noise(batch_size=b, n=n, mean_square=mean_square, std=0.,
+                                      parameters=len(mean))
+        rows.append(dict(batch_size=b, signal=mean.norm().item(), mean_square=mean_square,
+                         scatter=math.sqrt(sum(off)/draws), predicted=predicted))
     return rows
 
-# %% ../nbs/09_scaling.ipynb #01d60ce6
+# %% ../nbs/09_scaling.ipynb #60e175a0
+def _clipped_total(model, data, pieces, loss_fn, engine, clip):
+    "Sum of clipped gradients as one vector, and the sum of their squared lengths."
+    device = next(model.parameters()).device
+    total, squares = 0., 0.
+    for idx in pieces:
+        x, y = (tree_map(lambda v: v.to(device), tree) for tree in data.rows(idx))
+        grads, norms = engine(model, loss_fn, data.normalize(x), y, clip)
+        total = total + torch.cat([g.flatten().double() for g in grads.values()])
+        squares += (clip(norms)*norms).nan_to_num(0, 0, 0).double().square().sum().item()
+    return total, squares
+
+# %% ../nbs/09_scaling.ipynb #4092fade
 def snr(
+    *,
     batch_size,  # expected
     steps,
     sigma,       # noise multiplier
@@ -82,71 +111,81 @@ def snr(
     "Signal-to-noise proxy of a whole run: sqrt(T) B / sigma."
     return math.sqrt(steps)*batch_size/sigma if sigma else math.inf
 
-# %% ../nbs/09_scaling.ipynb #b1f3d4a2
+# %% ../nbs/09_scaling.ipynb #01d60ce6
 def sigma_table(
     n:int,
-    batch_sizes,               # expected
+    batch_sizes,        # expected
+    *,
     eps:float,
     delta:float,
-    *,
-    epochs:float=None,         # passes over the data: fewer steps for larger batches; or
-    steps:int=None,            # the same number of steps for every batch
+    epochs:float=None,  # passes over the data: fewer steps for larger batches; or
+    steps:int=None,     # the same number of steps for every batch
     accountant=PLDAccountant,
-):                             # list of dicts: batch_size, steps, epochs, q, sigma, per_example, snr
+):                      # list of dicts: batch_size, steps, epochs, q, sigma, per_example, snr
     "Noise multiplier for each batch size under one budget; per_example is sigma/B."
     # ValueError: both or neither of epochs and steps
     if (epochs is None) == (steps is None):
-        raise ValueError(f"{epochs=}, {steps=}: give one of the two; the other follows from the batch size")
+        raise ValueError(f"{epochs=}, {steps=}: give one of the two; the other follows from the "
+                         "batch size")
     rows = []
     for b in batch_sizes:
-        if not 0 < b <= n: raise ValueError(f"batch_size={b} of {n=} is no rate; 0 < batch_size <= n")
+        _check_rate(b, n)
         t = max(1, round(epochs*n/b)) if steps is None else steps
-        sigma = noise_multiplier(eps, delta, b/n, t, accountant)
-        rows.append(dict(batch_size=b, steps=t, epochs=t*b/n, q=b/n, sigma=sigma, per_example=sigma/b,
-                         snr=snr(b, t, sigma)))
+        sigma = noise_multiplier(eps=eps, delta=delta, q=b/n, steps=t, accountant=accountant)
+        rows.append(dict(batch_size=b, steps=t, epochs=t*b/n, q=b/n, sigma=sigma,
+                         per_example=sigma/b, snr=snr(batch_size=b, steps=t, sigma=sigma)))
     return rows
 
-# %% ../nbs/09_scaling.ipynb #4049eec5
+# %% ../nbs/09_scaling.ipynb #f6ef7a98
 def snr_ceiling(
     n:int,
+    *,
     eps:float,
     delta:float,
 ):               # what `steps` full batches reach, however many
-    "The signal-to-noise proxy that a budget can buy from `n` examples, and no batch size exceeds."
-    # q = 1: T Gaussian releases with sigma are worth one with sigma/sqrt(T) = gaussian_sigma(eps, delta)
+    "The signal-to-noise proxy that a budget can buy from `n` examples; no batch size exceeds it."
+    # q = 1: T Gaussian releases with sigma are worth one with
+    # sigma/sqrt(T) = gaussian_sigma(eps, delta)
     return n/gaussian_sigma(eps, delta)
 
-# %% ../nbs/09_scaling.ipynb #caf4e3cb
+# %% ../nbs/09_scaling.ipynb #fa3c887d
+_POWERS = {"linear": 1., "sqrt": .5, "constant": 0.}  # of k = new_batch_size/batch_size
+
+
 def scaled_lr(
     lr:float,        # good at `batch_size`
     batch_size,
     new_batch_size,
-    rule:str,        # "linear": lr*k, "sqrt": lr*sqrt(k), "constant": lr, where k = new_batch_size/batch_size
+    rule:str,        # "linear": lr*k, "sqrt": lr*sqrt(k), "constant": lr, for k times the batch
 ):                   # learning rate to try at `new_batch_size`
     "Carry a learning rate over to another batch size."
     # Goyal et al. 2017 (arXiv 1706.02677), linear; Krizhevsky 2014 (arXiv 1404.5997), sqrt.
     # ValueError: unknown rule, a size or rate that is not positive
-    power = {"linear": 1., "sqrt": .5, "constant": 0.}
-    if rule not in power: raise ValueError(f"{rule=} is unknown: pass one of {', '.join(power)}")
+    if rule not in _POWERS:
+        raise ValueError(f"{rule=} is unknown: pass one of {', '.join(_POWERS)}")
     if not min(lr, batch_size, new_batch_size) > 0:
         raise ValueError(f"{lr=}, {batch_size=}, {new_batch_size=}: all three must be positive")
-    return lr*(new_batch_size/batch_size)**power[rule]
+    return lr*(new_batch_size/batch_size)**_POWERS[rule]
 
-# %% ../nbs/09_scaling.ipynb #cb8daee0
+# %% ../nbs/09_scaling.ipynb #afad8f75
 def matched_lr(
     lr:float,  # good in the run `old`
     old,       # (batch_size, steps, sigma)
     new,       # (batch_size, steps, sigma)
 ):             # learning rate to try in the run `new`
-    "Carry a learning rate over so that the noise moves the weights as far, over the whole run, as before."
+    "Carry a learning rate over so that noise moves the weights as far, over the run, as before."
     # T steps of std lr*sigma/B (times C): lr*sqrt(T)*sigma/B. ValueError: something is not positive
-    if not min(lr, *old, *new) > 0: raise ValueError(f"{lr=}, {old=}, {new=}: all must be positive")
-    def moved(batch_size, steps, sigma): return math.sqrt(steps)*sigma/batch_size
+    if not min(lr, *old, *new) > 0:
+        raise ValueError(f"{lr=}, {old=}, {new=}: all must be positive")
+
+    def moved(batch_size, steps, sigma):
+        return math.sqrt(steps)*sigma/batch_size
     return lr*moved(*old)/moved(*new)
 
-# %% ../nbs/09_scaling.ipynb #1f8e44bc
+# %% ../nbs/09_scaling.ipynb #51992142
 def composed_search_epsilon(
-    tries:int,                 # runs, all of one (q, sigma, steps)
+    tries:int,  # runs, all of one (q, sigma, steps)
+    *,
     q:float,
     sigma:float,
     steps:int,
@@ -154,88 +193,116 @@ def composed_search_epsilon(
     accountant=PLDAccountant,
 ):
     "eps of a search that could publish every one of its runs: plain composition."
-    if not 0 <= tries < math.inf or tries != int(tries): raise ValueError(f"{tries=} is not a number of runs")
-    return epsilon(q, sigma, int(tries)*steps, delta, accountant)
+    # ValueError: `tries` is no whole number
+    if not 0 <= tries < math.inf or tries != int(tries):
+        raise ValueError(f"{tries=} is not a number of runs")
+    return epsilon(q=q, sigma=sigma, steps=int(tries)*steps, delta=delta, accountant=accountant)
 
-# %% ../nbs/09_scaling.ipynb #a519ec7f
+# %% ../nbs/09_scaling.ipynb #c2b5bf93
+def _mean_runs(eta, x):
+    "Mean of the truncated negative binomial with gamma = exp(x), x < 0."
+    spread = eta/-math.expm1(eta*x) if abs(eta*x) > 1e-12 else -1/x
+    return -math.expm1(x)/math.exp(x)*spread
+
+
 @dataclass(frozen=True)
 class RandomTries:
-    "How many runs to try before only the best is published: a number drawn beforehand and kept secret."
-    # Truncated negative binomial, or Poisson for eta = inf (which may be 0: then nothing is published).
+    "How many runs to try before only the best is published: a secret number, drawn beforehand."
+    # Truncated negative binomial, or Poisson for eta = inf (which may be 0: nothing is published).
     # Papernot & Steinke 2022 (arXiv 2110.03620), Theorems 2 and 6. ValueError: mean < 1, eta <= -1.
     mean:float    # runs on average
     eta:float=1.  # shape: 1 geometric, 0 logarithmic, inf Poisson
 
     def __post_init__(self):
-        if not 1 <= self.mean < math.inf: raise ValueError(f"mean={self.mean}: a search makes 1 run or more")
-        if not self.eta > -1: raise ValueError(f"eta={self.eta} is no shape: pass a number > -1, or math.inf")
-        if self.eta < math.inf and self._mean_at(-600.) < self.mean:
+        if not 1 <= self.mean < math.inf:
+            raise ValueError(f"mean={self.mean}: a search makes 1 run or more")
+        if not self.eta > -1:
+            raise ValueError(f"eta={self.eta} is no shape: pass a number > -1, or math.inf")
+        if self.eta < math.inf and _mean_runs(self.eta, -600.) < self.mean:
             raise ValueError(f"eta={self.eta} cannot reach mean={self.mean}: pass a larger eta")
-
-    def _mean_at(self, x):  # mean of the truncated negative binomial with gamma = exp(x), x < 0
-        e = self.eta
-        return -math.expm1(x)/math.exp(x)*(e/-math.expm1(e*x) if abs(e*x) > 1e-12 else -1/x)
 
     @cached_property
     def gamma(self):
         "Parameter of the truncated negative binomial, rounded towards more runs; 1: a single run."
-        if self._mean_at(-1e-9) >= self.mean: return 1.
-        x = optimize.brentq(lambda x: math.log(self._mean_at(x)/self.mean), -600., -1e-9, xtol=1e-13)
-        return math.exp(x - 1e-10)
+        def off(x):
+            return math.log(_mean_runs(self.eta, x)/self.mean)
+        if off(-1e-9) >= 0:
+            return 1.
+        return math.exp(optimize.brentq(off, -600., -1e-9, xtol=1e-13) - 1e-10)
 
-    def slope(
-        self,
-        x,  # from 0 to 1: probability that one run scores no better than this
-    ):      # sum over k of P(k runs) k x^(k-1): how much likelier the best is to be this than a single run
-        "Derivative of the probability generating function of the number of runs."
-        x = np.asarray(x, float)
-        if self.eta == math.inf: return self.mean*np.exp(self.mean*(x-1))
-        g, e = self.gamma, self.eta
-        return self.mean*np.exp((e+1)*(math.log(g) - np.log1p((g-1)*x)))
+# %% ../nbs/09_scaling.ipynb #a519ec7f
+@patch_to(RandomTries)
+def slope(
+    self,
+    x,  # from 0 to 1: probability that one run scores no better than this
+):      # sum over k of P(k runs) k x^(k-1): how much likelier the best is to be this than one run
+    "Derivative of the probability generating function of the number of runs."
+    x = np.asarray(x, float)
+    if self.eta == math.inf:
+        return self.mean*np.exp(self.mean*(x-1))
+    log_ratio = math.log(self.gamma) - np.log1p((self.gamma-1)*x)
+    return self.mean*np.exp((self.eta+1)*log_ratio)
 
-    def draw(
-        self,
-        generator,  # on the CPU, secret like every seed of a private run
-    ):              # int
-        "Draw the number of runs."
-        if self.eta == math.inf:
-            return int(torch.poisson(torch.tensor(self.mean, dtype=torch.float64), generator=generator))
-        u, k, p = torch.rand((), dtype=torch.float64, generator=generator).item(), 1, float(self.slope(0.))
-        while u >= p > 0:
-            u, k, p = u-p, k+1, p*(1-self.gamma)*(k+self.eta)/(k+1)
-        return k
 
-    def rdp(
-        self,
-        run,  # `RDPAccountant` that holds the steps of one run
-    ):        # array: one divergence per order of `run`
-        "Renyi divergence of publishing the best of the runs, whatever `best` means."
-        one, a = run.rdp(), run.orders
-        if self.eta == math.inf:
-            at = np.log1p(1/(a-1))[:, None]                       # delta of one run at eps = log(1+1/(a-1))
-            delta = np.exp(np.minimum(0, ((a-1)*(one-at+np.log1p(-1/a))-np.log(a)).min(1)))
-            more = self.mean*delta
-        else:
-            x = -math.log(self.gamma)
-            more = (1+self.eta)*min(x, np.min((1-1/a)*one + x/a))  # x: the limit a -> 1
-        return one + more + math.log(self.mean*(1+1e-9))/(a-1)        # 1e-9: gamma is rounded
+@patch_to(RandomTries)
+def draw(
+    self,
+    generator,  # on the CPU, secret like every seed of a private run
+):              # int
+    "Draw the number of runs."
+    if self.eta == math.inf:
+        mean = torch.tensor(self.mean, dtype=torch.float64)
+        return int(torch.poisson(mean, generator=generator))
+    left = torch.rand((), dtype=torch.float64, generator=generator).item()
+    runs, p = 1, float(self.slope(0.))  # P(one run)
+    while left >= p > 0:
+        left -= p
+        p = p*(1-self.gamma)*(runs+self.eta)/(runs+1)
+        runs += 1
+    return runs
 
-# %% ../nbs/09_scaling.ipynb #7f1ccf0b
+# %% ../nbs/09_scaling.ipynb #639476d5
+@patch_to(RandomTries)
+def rdp(
+    self,
+    run,  # `RDPAccountant` that holds the steps of one run
+):        # array: one divergence per order of `run`
+    "Renyi divergence of publishing the best of the runs, whatever `best` means."
+    one, order = run.rdp(), run.orders
+    if self.eta == math.inf:
+        more = self.mean*_delta_of_one(one, order)
+    else:
+        limit = -math.log(self.gamma)  # order -> 1
+        more = (1+self.eta)*min(limit, np.min((1-1/order)*one + limit/order))
+    return one + more + math.log(self.mean*(1+1e-9))/(order-1)  # 1e-9: gamma is rounded
+
+
+def _delta_of_one(one, order):
+    "delta of one run at eps = log(1+1/(order-1)), for every order."
+    eps = np.log1p(1/(order-1))[:, None]
+    log_delta = (order-1)*(one - eps + np.log1p(-1/order)) - np.log(order)
+    return np.exp(np.minimum(0, log_delta.min(1)))
+
+# %% ../nbs/09_scaling.ipynb #7296c046
 def search_epsilon(
     tries:RandomTries,
+    *,
     q:float,
     sigma:float,
     steps:int,
     delta:float,
 ):  # an upper bound, by RDP
     "eps of a search that makes a random number of runs and publishes only the best."
-    # Papernot & Steinke 2022; every run is one of (q, sigma, steps), its score part of what it releases
+    # Papernot & Steinke 2022; every run is one of (q, sigma, steps), its score part of its release
     run = RDPAccountant().step(q, sigma, steps)
-    return rdp_to_epsilon(tries.rdp(run), run.orders, delta) if run.merged() else 0.
+    if not run.merged():
+        return 0.
+    return rdp_to_epsilon(tries.rdp(run), run.orders, delta)
 
-# %% ../nbs/09_scaling.ipynb #e1577892
+# %% ../nbs/09_scaling.ipynb #a3229d82
 def search_noise_multiplier(
     tries:RandomTries,
+    *,
     eps:float,
     delta:float,
     q:float,
@@ -243,15 +310,26 @@ def search_noise_multiplier(
 ):  # sigma of each run, rounded up
     "Noise multiplier with which a whole random search spends at most `eps`."
     # ValueError: eps is not positive, or less than what the random number of runs costs on its own
-    if not 0 < eps < math.inf: raise ValueError(f"{eps=} is no budget: pass a finite number > 0")
-    def over(x): return search_epsilon(tries, q, math.exp(x), steps, delta) - eps
-    if q == 0 or steps == 0: return 0.
+    if not 0 < eps < math.inf:
+        raise ValueError(f"{eps=} is no budget: pass a finite number > 0")
+    if q == 0 or steps == 0:
+        return 0.
+
+    def spent(sigma):
+        return search_epsilon(tries, q=q, sigma=sigma, steps=steps, delta=delta)
+
+    def over(x):
+        return spent(math.exp(x)) - eps
+
     low, high = -1., 0.
     while over(high) > 0:
         low, high = high, high+.7
-        if high > 12: raise ValueError(f"{eps=} does not pay for {tries}: raise eps or try less often")
-    while over(low) <= 0: low, high = low-.7, low
+        if high > 12:
+            raise ValueError(f"{eps=} does not pay for {tries}: raise eps or try less often")
+    while over(low) <= 0:
+        low, high = low-.7, low
     sigma = math.exp(optimize.brentq(over, low, high, xtol=1e-5))
     while True:
-        sigma = float(f"{sigma*(1+2e-5):.6g}")                    # six digits, upwards
-        if search_epsilon(tries, q, sigma, steps, delta) <= eps: return sigma
+        sigma = float(f"{sigma*(1+2e-5):.6g}")  # six digits, upwards
+        if spent(sigma) <= eps:
+            return sigma

@@ -417,6 +417,8 @@ def _to_cache(features, path):
         save_atomic(sealed, path)
     except (OSError, RuntimeError, ValueError) as e:
         warnings.warn(f"features not kept: {e}")
+        for half in path.parent.glob(f"{path.name}.tmp"):
+            half.unlink()
 
 # %% ../nbs/11_features.ipynb #88bdf046
 def scattered(

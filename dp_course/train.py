@@ -21,10 +21,10 @@ from .command import Job, parse
 from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
     Stopwatch, TimeLimit, conclude, describe_start, finish)
-from .core import machine, pick_device
+from .core import keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
-from .gradients import bf16_engine, fixed_shape
+from .engines import bf16_engine, fixed_shape
 from .presets import (
     ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule)
 from .processes import Peers, ProcessTrainer, join
@@ -256,6 +256,7 @@ def main(
     peers = Peers(int(os.environ.get("RANK", 0)))
     try:
         jobs = parse(argv)
+        keep_memory()
         peers = join(jobs[0].device)
         ends = [run(job, stop=stop, peers=peers) for job in jobs if not peers.any(stop())]
         if not peers.rank:

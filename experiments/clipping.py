@@ -26,7 +26,7 @@ from dp_course.data import load
 from dp_course.dpsgd import FlatClip
 from dp_course.gradients import fast_grad_sum
 from dp_course.trainer import Trainer
-from experiments.harness import chosen, lines_of, rows_of, with_rows
+from experiments.harness import chosen, lines_of, rows_of
 
 NAME = "clipping"
 EPS, DELTA = 3., 1e-5
@@ -82,7 +82,8 @@ def fashion(final):
     data = load("fashion")
     held = data.split(5000, seed=0)
     test = data if final else held
-    return with_rows(data, held.train_x[:10_000], held.train_y[:10_000], test.test_x, test.test_y)
+    return data.replace(train_x=held.train_x[:10_000], train_y=held.train_y[:10_000],
+                        test_x=test.test_x, test_y=test.test_y)
 
 
 def fashion_net():

@@ -50,8 +50,10 @@ def scaling(row):
     # those of `signal` measure a gradient at other batch sizes than the run's
     stage = {"val": "tune", "test": "final"}.get(row["split"], "measure")
     config = {"stage": stage} | pick(row, "part split model lr momentum max_norm epochs noise")
+    if row["steps"] != row["planned"]:
+        config["steps"] = row["steps"]
     if stage == "measure":
-        config |= pick(row, "batch_size steps")
+        config["batch_size"] = row["batch_size"]
     start = pick(row, "data parameters seed") | {"machine": pick(row, "torch python threads")}
     plan = pick(row, "n delta q sigma", steps="planned", eps="target_eps")
     plan["batch_size"] = round(row["q"]*row["n"]) if stage == "measure" else row["batch_size"]

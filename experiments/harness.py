@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from dp_course.data import Images
 from dp_course.records import end_line, run_file, start_line, sweep
 
 RUNS = Path(__file__).resolve().parent.parent/"runs"
@@ -40,11 +39,6 @@ def rows_of(recipe, path=None):
 def chosen(rows, **wanted):
     "The rows that have these values."
     return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
-
-
-def with_rows(data, x, y, test_x, test_y, name=None):
-    "A data set like `data`, with other examples."
-    return Images(x, y, test_x, test_y, name or data.name, data.classes, data.mean, data.std)
 
 
 def lines_of(

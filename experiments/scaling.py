@@ -21,7 +21,7 @@ from dp_course.gradients import fast_grad_sum
 from dp_course.models import papernot_cnn
 from dp_course.scaling import matched_lr, nonprivate_signal_noise
 from dp_course.trainer import Trainer
-from experiments.harness import chosen, lines_of, with_rows
+from experiments.harness import chosen, lines_of
 
 NAME = "scaling"
 DELTA, TUNING_SEED, SEEDS = 1e-5, 100, range(3)
@@ -49,7 +49,8 @@ def small_fashion(n, stage):
     test_x, test_y = data.test_x, data.test_y
     if stage == "tune":
         test_x, test_y = data.train_x[held], data.train_y[held]
-    return with_rows(data, small(data.train_x[train]), data.train_y[train], small(test_x), test_y)
+    return data.replace(train_x=small(data.train_x[train]), train_y=data.train_y[train],
+                        test_x=small(test_x), test_y=test_y)
 
 
 def full_fashion(n, stage):

@@ -22,7 +22,7 @@ from dp_course.gradients import fast_grad_sum
 from dp_course.models import WSConv2d, four_a_group
 from dp_course.trainer import Trainer
 from dp_course.tricks import EMA, DPAdam, Schedule, TailAverage, multiplicity
-from experiments.harness import chosen, lines_of, rows_of, with_rows
+from experiments.harness import chosen, lines_of, rows_of
 
 NAME = "tricks"
 EPS, DELTA, CLIP, SEEDS = 8., 1e-5, 1., (0, 1, 2)
@@ -71,8 +71,8 @@ def small_images():
         pool = partial(nn.functional.avg_pool2d, kernel_size=2)
         return torch.cat([pool(data.normalize(rows)) for rows in x.split(5000)])
 
-    return with_rows(data, small(data.train_x), data.train_y, small(data.test_x), data.test_y,
-                     f"{data.name} at 16x16")
+    return data.replace(train_x=small(data.train_x), test_x=small(data.test_x),
+                        name=f"{data.name} at 16x16")
 
 
 @lru_cache
@@ -83,8 +83,7 @@ def images(stage, setting):
     test = data if stage == "final" else held
     if setting == "many":
         return test
-    few = held.train_x[:10_000], held.train_y[:10_000]  # the same in both stages
-    return with_rows(test, *few, test.test_x, test.test_y)
+    return test.replace(train_x=held.train_x[:10_000], train_y=held.train_y[:10_000])
 
 
 # ---- one run

@@ -13,6 +13,9 @@ def real():
     from dp_course.data import load
 
     def get(name):
-        try: return load(name)
-        except FileNotFoundError: pytest.skip(f"{name}: no local copy (set DP_COURSE_DATA); the rest of the suite does not need it")
+        try:
+            return load(name)
+        except FileNotFoundError:
+            pytest.skip(f"{name}: no local copy (set DP_COURSE_DATA); the other tests need none")
+
     return get

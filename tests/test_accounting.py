@@ -1,5 +1,6 @@
-"Accounting against independent oracles (Opacus, dp_accounting, mpmath, closed forms), its properties, and its refusals."
+"Accounting against independent oracles, its properties, its refusals, and the plan's rules."
 import dataclasses
+import inspect
 import json
 import math
 import pickle
@@ -15,115 +16,188 @@ from opacus.accountants import RDPAccountant as OpacusRDP
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy import special
 
-from dp_course.accounting import (PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, loss_masses, noise_multiplier,
-                                  rdp_gaussian, rdp_sampled_gaussian, rdp_to_epsilon)
+from dp_course import accounting, pld
+from dp_course.accounting import (
+    PLDAccountant,
+    PrivacyPlan,
+    RDPAccountant,
+    epsilon,
+    noise_multiplier,
+    rdp_gaussian,
+    rdp_sampled_gaussian,
+    rdp_to_epsilon,
+)
 from dp_course.definition import gaussian_epsilon, gaussian_sigma
+from dp_course.pld import Ledger, excess_by_quadrature, loss_masses, privacy_loss
 
 ORDERS = np.array([1.1, 1.5, 2, 2.5, 3, 4.7, 7.3, 10.9, 12, 20.5, 33, 63])
-BOTH = pytest.mark.parametrize("accountant", [RDPAccountant, PLDAccountant])
+ACCOUNTANTS = [RDPAccountant, PLDAccountant]
+by_values = pytest.mark.parametrize
+BOTH = by_values("accountant", ACCOUNTANTS)
+
+
+def spent(q, sigma, steps, delta, accountant=PLDAccountant):
+    "`epsilon`, for tables of numbers."
+    return epsilon(q=q, sigma=sigma, steps=steps, delta=delta, accountant=accountant)
 
 
 def tight(ours, truth, floor=1e-6):
     "Never below 0.999 of the truth, at most 0.1 % above; `floor` absorbs eps that is nearly zero."
-    assert .999*truth-1e-9 <= ours <= 1.001*truth+floor, f"{ours:.6g} against {truth:.6g}"
+    assert .999*truth - 1e-9 <= ours <= 1.001*truth + floor, f"{ours:.6g} against {truth:.6g}"
 
 
-# Renyi
-
-@pytest.mark.parametrize("q", [.001, .01, .04096, .25, .5, .9, 1])
-@pytest.mark.parametrize("sigma", [.4, .6, 1, 1.6138, 5, 10])
-def test_rdp_agrees_with_opacus(q, sigma):
+@pytest.fixture
+def quiet():
+    "Opacus warns about the best order being the last one."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = np.array(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=list(ORDERS)))
-    # 2e-15/(a-1): Opacus takes the logarithm of 1 + something, which is what float64 leaves of it
-    assert (np.abs(rdp_sampled_gaussian(q, sigma, ORDERS)-theirs) <= 1e-6*theirs+2e-15/(ORDERS-1)).all()
+        yield
 
 
-@pytest.mark.parametrize("q, sigma", [(1e-5, .4), (1e-5, 100), (.5, .4), (.5, 100), (1-1e-9, 1), (.04, 1.6138)])
-def test_rdp_agrees_with_fifty_digits(q, sigma):
+# Renyi divergences
+
+@by_values("q", [.001, .01, .04096, .25, .5, .9, 1])
+@by_values("sigma", [.4, .6, 1, 1.6138, 5, 10])
+def test_rdp_agrees_with_opacus(q, sigma, quiet):
+    theirs = compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=list(ORDERS))
+    gap = np.abs(rdp_sampled_gaussian(q, sigma, ORDERS) - np.array(theirs))
+    rounding = 2e-15/(ORDERS - 1)  # Opacus takes the logarithm of 1 + something small
+    assert (gap <= 1e-6*np.array(theirs) + rounding).all()
+
+
+def mp_moment(q, sigma, a):
+    "E_Q[(P/Q)^a] for a whole order, by the binomial sum."
+    terms = (mpmath.binomial(a, k)*(1 - q)**(a - k)*q**k*mpmath.exp(k*(k - 1)/(2*sigma**2))
+             for k in range(a + 1))
+    return sum(terms)
+
+
+def mp_integral(q, sigma, a):
+    "E_Q[(P/Q)^a] for any order, by adaptive quadrature."
+    def integrand(x):
+        ratio = 1 - q + q*mpmath.exp((2*x - 1)/(2*sigma**2))
+        return mpmath.npdf(x, 0, sigma)*ratio**a
+    points = [-14*sigma, -4*sigma, 0, a/2, a, a + 4*sigma, a + 14*sigma]
+    return mpmath.quad(integrand, points)
+
+
+@by_values("q, sigma", [(1e-5, .4), (1e-5, 100), (.5, .4), (.5, 100), (1 - 1e-9, 1), (.04, 1.6138)])
+@by_values("orders, digits, moment, rel", [((2, 5, 17), 50, mp_moment, 1e-9),
+                                           ((1.3, 3.5), 30, mp_integral, 1e-7)])
+def test_rdp_agrees_with_many_digits(q, sigma, orders, digits, moment, rel):
     "Where Opacus runs out of digits (tiny q, huge sigma), 50-digit arithmetic does not."
-    mpmath.mp.dps = 50
-    mq, ms = mpmath.mpf(q), mpmath.mpf(sigma)
-    for a in (2, 5, 17):
-        moment = sum(mpmath.binomial(a, k)*(1-mq)**(a-k)*mq**k*mpmath.exp(k*(k-1)/(2*ms**2)) for k in range(a+1))
-        assert rdp_sampled_gaussian(q, sigma, [a])[0] == pytest.approx(float(mpmath.log(moment)/(a-1)), rel=1e-9)
-    mpmath.mp.dps = 30
-    for a in (1.3, 3.5):
-        def f(x): return mpmath.npdf(x, 0, ms)*(1-mq+mq*mpmath.exp((2*x-1)/(2*ms**2)))**a
-        points = [-14*ms, -4*ms, 0, a/2, a, a+4*ms, a+14*ms]
-        assert rdp_sampled_gaussian(q, sigma, [a])[0] == pytest.approx(float(mpmath.log(mpmath.quad(f, points))/(a-1)), rel=1e-7)
+    with mpmath.workdps(digits):
+        for a in orders:
+            truth = float(mpmath.log(moment(mpmath.mpf(q), mpmath.mpf(sigma), a))/(a - 1))
+            assert rdp_sampled_gaussian(q, sigma, [a])[0] == pytest.approx(truth, rel=rel)
 
 
-@pytest.mark.parametrize("q", [1e-9, 1e-5, .5, 1-1e-12])
-@pytest.mark.parametrize("sigma", [1e-3, .02, .1, .4, 1e3])
+@by_values("q", [1e-9, 1e-5, .04, .5, .9])
+@by_values("sigma", [.4, 1, 30, 1000])
+def test_sum_and_quadrature_meet(q, sigma):
+    whole = np.array([2., 3, 7, 20, 64])
+    by_sum = accounting._excess_by_sum(q, sigma, whole)
+    assert np.abs(np.expm1(excess_by_quadrature(q, sigma, whole) - by_sum)).max() < 1e-9
+
+
+@by_values("q", [1e-9, 1e-5, .5, 1 - 1e-12])
+@by_values("sigma", [1e-3, .02, .1, .4, 1e3])
 def test_rdp_is_sane_at_the_edges(q, sigma):
-    "Finite, positive, never above the Gaussian without sampling, and (a-1) times it convex in the order."
+    "Finite, positive, rising, never above the Gaussian without sampling, and convex."
     orders = np.array([1.01, 1.5, 2, 2.5, 3, 3.5, 4, 50.5, 51, 1024])
     rdp = rdp_sampled_gaussian(q, sigma, orders)
-    assert np.isfinite(rdp).all() and (rdp > 0).all()
-    assert (rdp <= rdp_gaussian(sigma, orders)*(1+1e-6)).all() and (np.diff(rdp) >= -1e-9*rdp[:-1]).all()
-    k = (orders-1)*rdp
-    assert k[3] <= (k[2]+k[4])/2*(1+1e-9) and k[5] <= (k[4]+k[6])/2*(1+1e-9)
+    assert np.isfinite(rdp).all()
+    assert (rdp > 0).all()
+    assert (rdp <= rdp_gaussian(sigma, orders)*(1 + 1e-6)).all()
+    assert (np.diff(rdp) >= -1e-9*rdp[:-1]).all()
+    log_moment = (orders - 1)*rdp
+    for i in (3, 5):  # equally spaced neighbours
+        assert log_moment[i] <= (log_moment[i-1] + log_moment[i+1])/2*(1 + 1e-9)
 
 
-def test_rdp_conversion_agrees_with_opacus():
+@by_values("q, sigma, steps, delta", [(.04, 1.6138, 625, 1e-5), (.001, .6, 10_000, 1e-6),
+                                      (.5, 5, 100, 1e-3)])
+def test_rdp_conversion_agrees_with_opacus(q, sigma, steps, delta, quiet):
     orders = np.array(OpacusRDP.DEFAULT_ALPHAS)
-    for q, sigma, steps, delta in ((.04, 1.6138, 625, 1e-5), (.001, .6, 10_000, 1e-6), (.5, 5, 100, 1e-3)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            theirs, _ = get_privacy_spent(orders=orders, rdp=compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=orders), delta=delta)
-        assert rdp_to_epsilon(steps*rdp_sampled_gaussian(q, sigma, orders), orders, delta) == pytest.approx(theirs, rel=1e-6)
-        assert epsilon(q, sigma, steps, delta, RDPAccountant) <= theirs*1.002  # the default orders are dense enough
+    theirs = compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=orders)
+    theirs, _ = get_privacy_spent(orders=orders, rdp=theirs, delta=delta)
+    ours = rdp_to_epsilon(steps*rdp_sampled_gaussian(q, sigma, orders), orders, delta)
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert spent(q, sigma, steps, delta, RDPAccountant) <= theirs*1.002  # dense orders
 
 
 # privacy-loss distributions
 
-@pytest.mark.parametrize("sigma", [.4, .8, 1.6138, 10, 100])
-@pytest.mark.parametrize("steps", [1, 10, 1000, 100_000])
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8, 1e-30])
+@by_values("sigma", [.4, .8, 1.6138, 10, 100])
+@by_values("steps", [1, 10, 1000, 100_000])
+@by_values("delta", [1e-3, 1e-5, 1e-8, 1e-30])
 def test_pld_is_exact_without_sampling(sigma, steps, delta):
-    tight(epsilon(1, sigma, steps, delta), gaussian_epsilon(delta, sigma/math.sqrt(steps)))
+    tight(spent(1, sigma, steps, delta), gaussian_epsilon(delta, sigma/math.sqrt(steps)))
 
 
-def one_step(q, sigma, delta):
-    "Exact eps of one step, the worse of both directions: delta has a closed form, eps by bisection."
-    def x(eps): return sigma**2*math.log(max(math.expm1(eps)/q+1, 1e-300))+.5
-    def removed(eps): return (1-q)*special.ndtr(-x(eps)/sigma)+q*special.ndtr((1-x(eps))/sigma)-math.exp(eps)*special.ndtr(-x(eps)/sigma)
-    def added(eps):
-        if math.expm1(-eps)/q+1 <= 0: return 0.
-        y = x(-eps)/sigma
-        return special.ndtr(y)-math.exp(eps)*((1-q)*special.ndtr(y)+q*special.ndtr(y-1/sigma))
-    low, high = 0., 200.
-    if max(removed(0), added(0)) <= delta: return 0.
-    for _ in range(200):
-        mid = (low+high)/2
-        low, high = (mid, high) if max(removed(mid), added(mid)) > delta else (low, mid)
-    return high
+class OneStep:
+    "Exact delta and eps of one step: delta has a closed form, eps comes by bisection."
+    def __init__(self, q, sigma):
+        self.q, self.sigma = q, sigma
+
+    def output(self, loss):
+        "The output, over sigma, at which the privacy loss takes this value."
+        ratio = max(math.expm1(loss)/self.q + 1, 1e-300)
+        return self.sigma*math.log(ratio) + .5/self.sigma
+
+    def removed(self, eps):
+        "P - e^eps Q to the right of where the loss is eps."
+        z = self.output(eps)
+        out, hit = special.ndtr(-z), special.ndtr(1/self.sigma - z)
+        return (1 - self.q)*out + self.q*hit - math.exp(eps)*out
+
+    def added(self, eps):
+        "Q - e^eps P to the left of where the loss is -eps."
+        if math.expm1(-eps)/self.q + 1 <= 0:
+            return 0.
+        z = self.output(-eps)
+        out, hit = special.ndtr(z), special.ndtr(z - 1/self.sigma)
+        return out - math.exp(eps)*((1 - self.q)*out + self.q*hit)
+
+    def delta(self, eps):
+        return max(self.removed(eps), self.added(eps))
+
+    def epsilon(self, delta):
+        low, high = 0., 200.
+        if self.delta(0.) <= delta:
+            return 0.
+        for _ in range(200):
+            mid = (low + high)/2
+            low, high = (mid, high) if self.delta(mid) > delta else (low, mid)
+        return high
 
 
-@pytest.mark.parametrize("q", [1e-4, .01, .04, .25, .5, .9])
-@pytest.mark.parametrize("sigma", [.4, 1, 2.8809, 30])
-def test_pld_is_exact_for_one_step(q, sigma):
-    for delta in (1e-3, 1e-6): tight(epsilon(q, sigma, 1, delta), one_step(q, sigma, delta))
+@by_values("q", [1e-4, .01, .04, .25, .5, .9])
+@by_values("sigma", [.4, 1, 2.8809, 30])
+@by_values("delta", [1e-3, 1e-6])
+def test_pld_is_exact_for_one_step(q, sigma, delta):
+    tight(spent(q, sigma, 1, delta), OneStep(q, sigma).epsilon(delta))
 
 
-@pytest.mark.parametrize("q, sigma, steps, h", [
-    (.04, 1.6138, 625, 1e-4), (1/13, 2.8809, 650, 1e-4), (.001, .6, 1000, 1e-4), (.01, 1, 10_000, 1e-4), (.25, 5, 100, 1e-4),
-    (.5, .6, 10, 1e-3), (.08192, 10, 10_000, 1e-4), (1e-3, 1, 100, 2e-5), (.01, .4, 1000, 3e-4), (.25, 30, 100_000, 1e-4)])
+@by_values("q, sigma, steps, h", [
+    (.04, 1.6138, 625, 1e-4), (1/13, 2.8809, 650, 1e-4), (.001, .6, 1000, 1e-4),
+    (.01, 1, 10_000, 1e-4), (.25, 5, 100, 1e-4), (.5, .6, 10, 1e-3), (.08192, 10, 10_000, 1e-4),
+    (1e-3, 1, 100, 2e-5), (.01, .4, 1000, 3e-4), (.25, 30, 100_000, 1e-4)])
 def test_pld_agrees_with_dp_accounting(q, sigma, steps, h):
-    theirs = from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=h).self_compose(steps)
+    one = from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=h)
+    theirs = one.self_compose(steps)
     for delta in (1e-3, 1e-5, 1e-8):
-        if theirs.get_epsilon_for_delta(delta) < 100: tight(epsilon(q, sigma, steps, delta), theirs.get_epsilon_for_delta(delta))
+        truth = theirs.get_epsilon_for_delta(delta)
+        if truth < 100:
+            tight(spent(q, sigma, steps, delta), truth)
 
 
 def test_unequal_steps_agree_with_dp_accounting():
-    parts = [(.04, 1.2, 100), (.01, .8, 50), (.04, 3., 400), (.2, 5., 20)]
     ours, theirs = PLDAccountant(), None
-    for q, sigma, n in parts:
+    for q, sigma, n in [(.04, 1.2, 100), (.01, .8, 50), (.04, 3., 400), (.2, 5., 20)]:
         ours.step(q, sigma, n)
-        one = from_gaussian_mechanism(sigma, sampling_prob=q).self_compose(n)
-        theirs = one if theirs is None else theirs.compose(one)
+        part = from_gaussian_mechanism(sigma, sampling_prob=q).self_compose(n)
+        theirs = part if theirs is None else theirs.compose(part)
     tight(ours.epsilon(1e-5), theirs.get_epsilon_for_delta(1e-5))
     assert ours.delta(2.) == pytest.approx(theirs.get_delta_for_epsilon(2.), rel=2e-3)
 
@@ -132,162 +206,366 @@ def test_many_unequal_steps():
     "A noise schedule: 50 different sigmas, in any order, between the constant ones."
     sigmas = np.linspace(1.5, 3, 50)
     there, back = PLDAccountant(), PLDAccountant()
-    for s in sigmas: there.step(.04, s)
-    for s in sigmas[::-1]: back.step(.04, s)
+    for s in sigmas:
+        there.step(.04, s)
+    for s in sigmas[::-1]:
+        back.step(.04, s)
     assert there.epsilon(1e-5) == pytest.approx(back.epsilon(1e-5), rel=1e-9)
-    assert epsilon(.04, 3, 50, 1e-5) < there.epsilon(1e-5) < epsilon(.04, 1.5, 50, 1e-5)
-    assert there.epsilon(1e-5) <= RDPAccountant().load_state_dict(there.state_dict()).epsilon(1e-5)
+    assert spent(.04, 3, 50, 1e-5) < there.epsilon(1e-5) < spent(.04, 1.5, 50, 1e-5)
+    by_rdp = RDPAccountant().load_state_dict(there.state_dict())
+    assert there.epsilon(1e-5) <= by_rdp.epsilon(1e-5)
 
 
-@pytest.mark.parametrize("q, sigma", [(1e-4, .4), (.04, 1.6138), (.5, 10), (1, 1)])
-@pytest.mark.parametrize("h", [.3, .01])
-def test_grid_keeps_both_totals_and_never_loses_delta(q, sigma, h):
-    first, p, p_lost, q_lost = loss_masses(q, sigma, h)
-    loss = (first+np.arange(len(p)))*h
-    assert p.sum()+p_lost == pytest.approx(1, abs=1e-12) and (p >= 0).all()
-    assert (p*np.exp(-loss)).sum() == pytest.approx(1, abs=1e-9) and 0 <= q_lost < 1e-12
-    for delta in (1e-2, 1e-4):
-        eps = one_step(q, sigma, delta)*.999
-        removed = (p*np.maximum(-np.expm1(np.minimum(eps-loss, 0)), 0)).sum()
-        added = (p*np.exp(-loss)*np.maximum(-np.expm1(np.minimum(eps+loss, 0)), 0)).sum()
-        assert max(removed, added) >= delta or eps == 0
+GRIDS = [(q, sigma, h) for q, sigma in ((1e-4, .4), (.04, 1.6138), (.5, 10), (1, 1))
+         for h in (.3, .01)]
+
+
+@by_values("q, sigma, h", GRIDS)
+def test_grid_keeps_both_totals(q, sigma, h):
+    grid = loss_masses(q, sigma, h)
+    loss = (grid.first + np.arange(len(grid.masses)))*h
+    assert (grid.masses >= 0).all()
+    assert grid.masses.sum() + grid.p_lost == pytest.approx(1, abs=1e-12)
+    assert (grid.masses*np.exp(-loss)).sum() == pytest.approx(1, abs=1e-9)
+    assert 0 <= grid.q_lost < 1e-12
+
+
+@by_values("q, sigma, h", GRIDS)
+@by_values("delta", [1e-2, 1e-4])
+def test_grid_never_loses_delta(q, sigma, h, delta):
+    "At 0.999 of the exact eps, the grid's delta is still at least the exact one."
+    first, p, *_ = loss_masses(q, sigma, h)
+    loss = (first + np.arange(len(p)))*h
+    eps = OneStep(q, sigma).epsilon(delta)*.999
+
+    def above(loss):
+        return np.maximum(-np.expm1(np.minimum(eps - loss, 0)), 0)
+
+    removed, added = (p*above(loss)).sum(), (p*np.exp(-loss)*above(-loss)).sum()
+    assert max(removed, added) >= delta or eps == 0
+
+
+def test_tilt_does_not_change_the_distribution():
+    "In the bulk, where a plain FFT is accurate, every tilt gives the same masses."
+    side = pld.ComposedLoss([(.04, 1.6138, 100)], 1, 1e-5)
+    plain, *tilted = (side.convolve(tilt, -3., 5., 2**-8) for tilt in (0., 1., 5.))
+    bulk = plain[1] > 1e-6
+    for _, masses, _ in tilted:
+        assert np.allclose(masses[bulk], plain[1][bulk], rtol=1e-6)
+
+
+@by_values("sign", [1, -1])
+def test_hockey_stick_reads_itself_back(sign):
+    curve = pld.ComposedLoss([(.04, 1.6138, 100)], sign, 1e-5).curve(1., 1e-4, 5.)
+    inside = curve.cell_of(1.) + np.arange(0, 200, 17)
+    for i in inside:
+        eps = float(curve.eps[i] + .3*curve.h)
+        delta = curve.delta_in(i, eps)
+        assert curve.cell_of(eps) == curve.last_above(delta) == i
+        assert curve.delta[i] > delta > curve.delta[i+1]
+        assert curve.epsilon_in(i, delta) == pytest.approx(eps, abs=1e-9)
 
 
 def test_one_sided_rule_notices_rounding_down(monkeypatch):
-    "Proof that the oracle above can fail: a grid rounded down reports less than half."
-    import dp_course.accounting as accounting
-    good = accounting.loss_masses
-    monkeypatch.setattr(accounting, "loss_masses", lambda *a: (good(*a)[0]-1, *good(*a)[1:]))
-    with pytest.raises(AssertionError): tight(epsilon(.04, 1.6138, 625, 1e-5), 2.9845)
+    "Proof that the oracles above can fail: a grid one cell too low reports less than half."
+    def too_low(*args):
+        grid = loss_masses(*args)
+        return grid._replace(first=grid.first - 1)
+    monkeypatch.setattr(pld, "loss_masses", too_low)
+    with pytest.raises(AssertionError, match="against 2.9845"):
+        tight(spent(.04, 1.6138, 625, 1e-5), 2.9845)
+
+
+def test_privacy_loss_keeps_its_digits():
+    x = np.linspace(-3., 4, 15)
+    with mpmath.workdps(40):
+        for q, sigma in ((1e-9, 1.), (.5, .1), (.9, 30.)):
+            s = [(mpmath.mpf(v) - mpmath.mpf(".5"))/mpmath.mpf(sigma)**2 for v in x.tolist()]
+            truth = [float(mpmath.log(1 + q*(mpmath.exp(v) - 1))) for v in s]
+            assert privacy_loss(x, q, sigma) == pytest.approx(truth, rel=1e-12, abs=1e-25)
 
 
 # properties
 
-CASES = dict(q=st.floats(1e-4, 1), sigma=st.floats(.5, 20), steps=st.integers(1, 3000), delta=st.floats(1e-9, 1e-2))
+CASES = dict(q=st.floats(1e-4, 1), sigma=st.floats(.5, 20), steps=st.integers(1, 3000),
+             delta=st.floats(1e-9, 1e-2))
 SLACK = 1.0003  # two evaluations may sit at different ends of the tolerance
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(**CASES, more=st.floats(1.01, 2))
 def test_eps_is_monotone(q, sigma, steps, delta, more):
-    for by in (RDPAccountant, PLDAccountant):
-        e = epsilon(q, sigma, steps, delta, by)
-        assert e <= epsilon(min(1, q*more), sigma, steps, delta, by)*SLACK+1e-6
-        assert e <= epsilon(q, sigma, math.ceil(steps*more), delta, by)*SLACK+1e-6
-        assert e <= epsilon(q, sigma/more, steps, delta, by)*SLACK+1e-6
-        assert e <= epsilon(q, sigma, steps, delta/more, by)*SLACK+1e-6
-    assert epsilon(q, sigma, steps, delta) <= epsilon(q, sigma, steps, delta, RDPAccountant)*SLACK+1e-6
+    for by in ACCOUNTANTS:
+        e = spent(q, sigma, steps, delta, by)
+        assert e <= spent(min(1, q*more), sigma, steps, delta, by)*SLACK + 1e-6
+        assert e <= spent(q, sigma, math.ceil(steps*more), delta, by)*SLACK + 1e-6
+        assert e <= spent(q, sigma/more, steps, delta, by)*SLACK + 1e-6
+        assert e <= spent(q, sigma, steps, delta/more, by)*SLACK + 1e-6
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(**CASES)
+def test_pld_is_never_above_rdp(q, sigma, steps, delta):
+    by_rdp = spent(q, sigma, steps, delta, RDPAccountant)
+    assert spent(q, sigma, steps, delta) <= by_rdp*SLACK + 1e-6
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(**CASES)
 def test_delta_inverts_epsilon(q, sigma, steps, delta):
-    for by in (RDPAccountant, PLDAccountant):
+    for by in ACCOUNTANTS:
         a = by().step(q, sigma, steps)
-        assert a.delta(a.epsilon(delta)) <= delta*(1+1e-9)
-    assert a.epsilon(delta) < 1e-5 or a.delta(a.epsilon(delta)*.999-1e-6) > delta*.99  # and it wastes nothing
+        assert a.delta(a.epsilon(delta)) <= delta*(1 + 1e-9)
+    eps = a.epsilon(delta)
+    assert eps < 1e-5 or a.delta(eps*.999 - 1e-6) > delta*.99  # PLD wastes nothing
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
-@given(q=st.floats(1e-3, 1), steps=st.integers(1, 3000), eps=st.floats(.1, 10), delta=st.floats(1e-8, 1e-3))
+@given(q=st.floats(1e-3, 1), steps=st.integers(1, 3000), eps=st.floats(.1, 10),
+       delta=st.floats(1e-8, 1e-3))
 def test_noise_multiplier_spends_all_and_no_more(q, steps, eps, delta):
-    for by in (RDPAccountant, PLDAccountant):
-        sigma = noise_multiplier(eps, delta, q, steps, by)
-        assert epsilon(q, sigma, steps, delta, by) <= eps < epsilon(q, sigma*.999, steps, delta, by)
+    for by in ACCOUNTANTS:
+        sigma = noise_multiplier(eps=eps, delta=delta, q=q, steps=steps, accountant=by)
+        assert spent(q, sigma, steps, delta, by) <= eps < spent(q, sigma*.999, steps, delta, by)
+
+
+@by_values("eps", [1e-3, 1e-2, .1])
+def test_tiny_budgets(eps):
+    "RDP's orders end before eps = 0: PLD calibrates all the same, RDP says that it cannot."
+    exact = gaussian_sigma(eps, 1e-5)
+    assert exact <= noise_multiplier(eps=eps, delta=1e-5, q=1., steps=1) < 1.001*exact
+    small = dict(eps=eps, delta=1e-5, q=.01, steps=100)
+    sigma = noise_multiplier(**small)
+    assert .998*eps < spent(.01, sigma, 100, 1e-5) <= eps
+    if eps < .005:
+        with pytest.raises(ValueError, match=f"RDP cannot show eps={eps}"):
+            noise_multiplier(**small, accountant=RDPAccountant)
+
+
+# the ledger
+
+@BOTH
+def test_equal_steps_are_one_entry(accountant):
+    a = accountant()
+    for _ in range(5):
+        assert a.step(.04, 1.5) is a
+    b = accountant().step(.04, 1.5, 2).step(.04, 1.5, 3)
+    assert a.history == b.history == [(.04, 1.5, 5)]
+    assert a.epsilon(1e-5) == b.epsilon(1e-5) == spent(.04, 1.5, 5, 1e-5, accountant)
 
 
 @BOTH
-def test_ledger(accountant):
-    a, b = accountant(), accountant()
-    for _ in range(5): assert a.step(.04, 1.5) is a
-    b.step(.04, 1.5, 2).step(.04, 1.5, 3)
-    assert a.history == b.history == [(.04, 1.5, 5)] and a.epsilon(1e-5) == b.epsilon(1e-5) == epsilon(.04, 1.5, 5, 1e-5, accountant)
-    a.step(.1, 3.); b = accountant().step(.1, 3.).step(.04, 1.5, 5)
+def test_order_of_steps_does_not_matter(accountant):
+    a = accountant().step(.04, 1.5, 5).step(.1, 3.)
+    b = accountant().step(.1, 3.).step(.04, 1.5, 5)
     assert a.epsilon(1e-5) == pytest.approx(b.epsilon(1e-5), rel=1e-12)
-    c = accountant().load_state_dict(json.loads(json.dumps(a.state_dict())))
-    assert c.history == a.history and c.epsilon(1e-5) == a.epsilon(1e-5)
 
 
 @BOTH
-def test_nothing_and_everything(accountant):
-    assert epsilon(.04, 1, 0, 1e-5, accountant) == epsilon(0, 1, 9, 1e-5, accountant) == accountant().delta(1.) == 0
-    assert epsilon(.04, 0, 1, 1e-5, accountant) == math.inf and accountant().step(.04, 0).delta(5.) == 1
-    assert accountant().step(.04, 1).step(.04, 0).epsilon(1e-5) == math.inf
+def test_ledger_survives_a_checkpoint(accountant):
+    a = accountant().step(.04, 1.5, 5).step(.1, 3.)
+    saved = json.loads(json.dumps(a.state_dict()))
+    back = accountant().step(.5, 1.).load_state_dict(saved)
+    assert back.history == a.history
+    assert back.epsilon(1e-5) == a.epsilon(1e-5)
+
+
+def test_a_damaged_ledger_is_refused():
+    with pytest.raises(ValueError, match="q=40 is not"):
+        Ledger().load_state_dict({"history": [[40, 1.5, 5]]})
+
+
+@BOTH
+def test_nothing_costs_nothing(accountant):
+    assert spent(.04, 1, 0, 1e-5, accountant) == 0
+    assert spent(0, 1, 9, 1e-5, accountant) == 0
+    assert accountant().delta(1.) == 0
     assert accountant().step(.04, 1).delta(math.inf) == 0
-    assert noise_multiplier(3, 1e-5, .04, 0, accountant) == 0
-    assert epsilon(.04, 1.6138, 625, 1e-5, accountant) > 0
+    nothing = dict(eps=3, delta=1e-5, accountant=accountant)
+    assert noise_multiplier(q=.04, steps=0, **nothing) == 0
+    assert noise_multiplier(q=0, steps=5, **nothing) == 0
 
 
 @BOTH
-@pytest.mark.parametrize("sigma", [1e-300, 1e-9, .05, 1e4])
-@pytest.mark.parametrize("q", [1e-7, .3, 1])
+def test_no_noise_costs_everything(accountant):
+    assert spent(.04, 0, 1, 1e-5, accountant) == math.inf
+    assert accountant().step(.04, 0).delta(5.) == 1
+    assert accountant().step(.04, 1).step(.04, 0).epsilon(1e-5) == math.inf
+
+
+@BOTH
+@by_values("sigma", [1e-300, 1e-9, .05, 1e4])
+@by_values("q", [1e-7, .3, 1])
 def test_never_nan(accountant, q, sigma):
     for steps in (1, 10**4):
-        e = epsilon(q, sigma, steps, 1e-5, accountant)
-        assert e >= 0 and accountant().step(q, sigma, steps).delta(1.) >= 0
-        if q == 1: assert e >= gaussian_epsilon(1e-5, sigma/math.sqrt(steps))*.999 if sigma > 1e-6 else e == math.inf or e > 1e6
+        e = spent(q, sigma, steps, 1e-5, accountant)
+        assert e >= 0
+        assert accountant().step(q, sigma, steps).delta(1.) >= 0
+        if q == 1 and sigma > 1e-6:
+            assert e >= gaussian_epsilon(1e-5, sigma/math.sqrt(steps))*.999
+        elif q == 1:
+            assert e > 1e6
 
 
 # refusals
 
+GOOD = dict(q=.04, sigma=1., steps=10, delta=1e-5)
+BAD = [dict(q=-.1), dict(q=1.5), dict(q=math.nan), dict(q="half"), dict(q=None), dict(sigma=-1),
+       dict(sigma=math.nan), dict(sigma=math.inf), dict(steps=-1), dict(steps=1.5),
+       dict(steps=math.inf), dict(delta=0), dict(delta=1), dict(delta=-1e-5), dict(delta=math.nan)]
+
+
+def named(bad):
+    "The words with which an error must name what it refuses."
+    (name, value), = bad.items()
+    return f"^{name}={value!r} is not".replace(".", r"\.")
+
+
 @BOTH
-@pytest.mark.parametrize("bad", [dict(q=-.1), dict(q=1.5), dict(q=math.nan), dict(q="half"), dict(q=None), dict(sigma=-1), dict(sigma=math.nan),
-                                 dict(sigma=math.inf), dict(steps=-1), dict(steps=1.5), dict(steps=math.inf), dict(delta=0), dict(delta=1),
-                                 dict(delta=-1e-5), dict(delta=math.nan)])
-def test_bad_arguments(accountant, bad):
-    good = dict(q=.04, sigma=1., steps=10, delta=1e-5)
-    with pytest.raises(ValueError, match=next(iter(bad))): epsilon(**good | bad, accountant=accountant)
-    if "sigma" not in bad:
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            noise_multiplier(3, **{k: v for k, v in (good | bad).items() if k != "sigma"}, accountant=accountant)
-    a = accountant().step(.04, 1.)
-    for eps in (-1, math.nan, None):
-        with pytest.raises(ValueError, match="eps"): a.delta(eps)
-    for eps in (0, -1, math.inf, math.nan):
-        with pytest.raises(ValueError, match="aim"): noise_multiplier(eps, 1e-5, .04, 10, accountant)
+@by_values("bad", BAD)
+def test_epsilon_names_what_it_refuses(accountant, bad):
+    with pytest.raises(ValueError, match=named(bad)):
+        epsilon(**GOOD | bad, accountant=accountant)
 
 
-def test_bad_orders():
-    for orders in ([1.], [.5, 2], [], [math.nan], [math.inf]):
-        with pytest.raises(ValueError, match="orders"): rdp_sampled_gaussian(.04, 1., orders)
-        with pytest.raises(ValueError, match="orders"): rdp_gaussian(1., orders)
+@BOTH
+@by_values("bad", [bad for bad in BAD if "sigma" not in bad])
+def test_noise_multiplier_names_what_it_refuses(accountant, bad):
+    good = {name: value for name, value in GOOD.items() if name != "sigma"}
+    with pytest.raises(ValueError, match=named(bad)):
+        noise_multiplier(eps=3, **good | bad, accountant=accountant)
 
 
-def test_plan():
-    plan = PrivacyPlan(50_000, 4096, 610, 3, 1e-5)
-    assert plan.q == 4096/50_000 and plan.sigma is plan.sigma and plan.epsilon_after(0) == 0
-    assert plan.epsilon_after(610) <= 3 < epsilon(plan.q, plan.sigma*.999, 610, 1e-5)
-    assert [plan.epsilon_after(t) for t in (1, 10, 100, 610)] == sorted(plan.epsilon_after(t) for t in (610, 1, 100, 10))
-    with pytest.raises(dataclasses.FrozenInstanceError): plan.eps = 8
+@BOTH
+@by_values("eps", [0, -1, math.inf, math.nan, None])
+def test_a_budget_is_positive_and_finite(accountant, eps):
+    with pytest.raises(ValueError, match=f"^eps={eps} is n.* pass a "):
+        noise_multiplier(eps=eps, delta=1e-5, q=.04, steps=10, accountant=accountant)
+
+
+@BOTH
+@by_values("eps", [-1, math.nan, None])
+def test_delta_refuses_a_bad_eps(accountant, eps):
+    with pytest.raises(ValueError, match=f"eps={eps}"):
+        accountant().step(.04, 1.).delta(eps)
+
+
+@by_values("orders", [[1.], [.5, 2], [], [math.nan], [math.inf]])
+def test_bad_orders(orders):
+    with pytest.raises(ValueError, match="orders"):
+        rdp_sampled_gaussian(.04, 1., orders)
+    with pytest.raises(ValueError, match="orders"):
+        rdp_gaussian(1., orders)
+
+
+def test_a_delta_beyond_double_precision_is_refused():
+    assert 45 < spent(.04, 1.6138, 625, 1e-280) < spent(.04, 1.6138, 625, 1e-280, RDPAccountant)
+    with pytest.raises(ValueError, match="delta=1e-300 is too small"):
+        spent(.04, 1.6138, 625, 1e-300)
+
+
+NO_ACCOUNTANTS = ["PLD", None, PLDAccountant(), dict, lambda: PLDAccountant()]
+
+
+@by_values("accountant", NO_ACCOUNTANTS, ids=range(len(NO_ACCOUNTANTS)))
+def test_what_is_no_accountant_is_refused(accountant):
+    words = "is no accountant: pass a class, PLDAccountant or RDPAccountant"
+    with pytest.raises(ValueError, match=words):
+        epsilon(**GOOD, accountant=accountant)
+    with pytest.raises(ValueError, match=words):
+        noise_multiplier(eps=3, q=.04, steps=10, delta=1e-5, accountant=accountant)
+    with pytest.raises(ValueError, match=words):
+        PrivacyPlan(**PLAN, accountant=accountant)
+
+
+@by_values("f, numbers", [(epsilon, (.04, 1., 10, 1e-5)), (noise_multiplier, (3, 1e-5, .04, 10)),
+                          (PrivacyPlan, (100, 10, 5, 3., 1e-5))])
+def test_numbers_in_a_row_go_by_name(f, numbers):
+    "Nobody can swap q and sigma; what was positional once fails at once."
+    with pytest.raises(TypeError, match="positional argument"):
+        f(*numbers)
+    kinds = {p.kind for p in inspect.signature(f).parameters.values()}
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+
+
+# the plan
+
+PLAN = dict(n=100, batch_size=10, steps=5, eps=3., delta=1e-5)
+REPORT = dict(n=50_000, batch_size=4096, steps=610, eps=3, delta=1e-5)
+
+
+def test_plan_spends_its_budget():
+    plan = PrivacyPlan(**REPORT)
+    assert plan.q == 4096/50_000
+    assert plan.epsilon_after(610) <= 3 < spent(plan.q, plan.sigma*.999, 610, 1e-5)
+    assert plan.epsilon_after(0) == 0
+    curve = [plan.epsilon_after(t) for t in (1, 10, 100, 610)]
+    assert curve == sorted(curve)
+
+
+def test_plan_is_frozen_and_travels():
+    plan = PrivacyPlan(**REPORT)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.eps = 8
     copy = pickle.loads(pickle.dumps(plan))
-    assert copy == plan and copy.sigma == plan.sigma
-    for word in ("adding or removing", "one example", "Poisson", "PLDAccountant", "610", "1e-05", "4096/50000", f"{plan.sigma:g}",
-                 "Not covered", "tuning", "test set", "nonprivate", "floating-point"): assert word in plan.statement()
-    assert "RDPAccountant" in PrivacyPlan(100, 10, 5, 3, 1e-5, RDPAccountant).statement()
+    assert copy == plan
+    assert copy.sigma == plan.sigma
 
 
-@pytest.mark.parametrize("bad", [dict(n=0), dict(n=-5), dict(n=10.5), dict(batch_size=0), dict(batch_size=101), dict(batch_size=math.nan), dict(steps=0),
-                                 dict(steps=2.5), dict(eps=0), dict(eps=math.inf), dict(delta=0), dict(delta=1.)])
-def test_plan_refuses(bad):
-    with pytest.raises(ValueError): PrivacyPlan(**dict(n=100, batch_size=10, steps=5, eps=3., delta=1e-5) | bad)
+def test_plan_says_what_it_promises():
+    plan = PrivacyPlan(**REPORT)
+    for words in ("adding or removing", "one example", "Poisson", "PLDAccountant", "610", "1e-05",
+                  "4096/50000", f"{plan.sigma:g}", "Not covered", "tuning", "test set",
+                  "nonprivate", "floating-point"):
+        assert words in plan.statement()
+    assert "RDPAccountant" in PrivacyPlan(**PLAN, accountant=RDPAccountant).statement()
+
+
+@by_values("bad, words", [
+    (dict(n=0), "n=0: a plan needs at least one"),
+    (dict(n=-5), "n=-5 is not a count"),
+    (dict(n=10.5), "n=10.5 is not a count: pass an integer"),
+    (dict(n="all"), "n='all' is not a count"),
+    (dict(batch_size=0), "batch_size=0 is not an expected batch size"),
+    (dict(batch_size=math.nan), "batch_size=nan is not"),
+    (dict(batch_size=101), "batch_size=101 is more than all n=100 examples: pass less"),
+    (dict(steps=0), "steps=0: a plan takes at least one step"),
+    (dict(steps=2.5), "steps=2.5 is not a number of steps: pass an integer"),
+    (dict(eps=0), "eps=0 is no budget to aim at: pass a finite number > 0"),
+    (dict(eps=-1), "eps=-1 is not a privacy level"),
+    (dict(eps=math.inf), "eps=inf is no budget"),
+    (dict(delta=0), "delta=0 is not a failure probability"),
+    (dict(delta=1.), "delta=1.0 is not a failure probability"),
+    (dict(delta=.011), "delta=0.011 is above 1/n = 0.01: pass less, such as 1e-5"),
+    (dict(sigma=-1.), "sigma=-1.0 is not a noise multiplier"),
+    (dict(sigma=math.nan), "sigma=nan is not a noise multiplier"),
+    (dict(sigma=0.), "sigma=0.0 spends eps = inf"),
+    (dict(sigma=.5), "more than eps=3.0: leave sigma out, or pass a larger one"),
+])
+def test_plan_refuses_by_name(bad, words):
+    with pytest.raises(ValueError) as refusal:
+        PrivacyPlan(**PLAN | bad)
+    assert words in str(refusal.value)
+
+
+def test_plan_accepts_the_edges():
+    "delta = 1/n, the whole data set in every batch, and more noise than needed."
+    assert PrivacyPlan(**PLAN | dict(delta=.01)).delta == .01
+    assert PrivacyPlan(**PLAN | dict(batch_size=100)).q == 1
+    noisy = PrivacyPlan(**PLAN, sigma=50.)
+    assert noisy.sigma == 50
+    assert noisy.epsilon_after(5) < .5
 
 
 # the numbers that the course quotes
 
-def test_numbers_of_the_report():
-    spent = [epsilon(1/25, 1.6138, 25*e, 1e-5) for e in (1, 2, 5, 10, 15, 20, 25)]
-    assert spent == pytest.approx([.631, .850, 1.306, 1.846, 2.277, 2.649, 2.985], abs=6e-4)
-    for q, steps, sigma in ((1/98, 1470, .928), (1/25, 625, 1.714), (1/13, 650, 3.079)):
-        assert noise_multiplier(3, 1e-5, q, steps, RDPAccountant) == pytest.approx(sigma, abs=4e-3)
+def test_curve_of_the_report():
+    curve = [spent(1/25, 1.6138, 25*epoch, 1e-5) for epoch in (1, 2, 5, 10, 15, 20, 25)]
+    assert curve == pytest.approx([.631, .850, 1.306, 1.846, 2.277, 2.649, 2.985], abs=6e-4)
     assert PLDAccountant().step(1, 1.6138, 25).epsilon(1e-5) == pytest.approx(17.39, abs=.01)
 
 
-@pytest.mark.parametrize("eps", [1e-3, 1e-2, .1])
-def test_tiny_budgets(eps):
-    "RDP's orders end before eps = 0: PLD calibrates all the same, RDP says that it cannot."
-    exact = gaussian_sigma(eps, 1e-5)
-    assert exact <= noise_multiplier(eps, 1e-5, 1., 1) < 1.001*exact
-    sigma = noise_multiplier(eps, 1e-5, .01, 100)
-    assert .998*eps < epsilon(.01, sigma, 100, 1e-5) <= eps
-    if eps < .005:
-        with pytest.raises(ValueError, match="RDP cannot show eps"): noise_multiplier(eps, 1e-5, .01, 100, RDPAccountant)
+@by_values("q, steps, sigma", [(1/98, 1470, .928), (1/25, 625, 1.714), (1/13, 650, 3.079)])
+def test_sigmas_of_the_report(q, steps, sigma):
+    by_rdp = noise_multiplier(eps=3, delta=1e-5, q=q, steps=steps, accountant=RDPAccountant)
+    assert by_rdp == pytest.approx(sigma, abs=4e-3)

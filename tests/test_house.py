@@ -169,11 +169,12 @@ def test_a_broken_arrow_is_found():
 @pytest.mark.parametrize("path", MODULES, **name_of)
 def test_imports_are_visible(path):
     "No star, no import inside a function or a string, and nothing that users need not have."
-    top = {ast.dump(node) for node in tree(path).body}
+    functions = [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef)]
+    hidden = {n.lineno for f in functions for n in ast.walk(f)
+              if isinstance(n, (ast.Import, ast.ImportFrom))}
     for node, module, names in imported(path):
         assert "*" not in names, f"{path.name} imports * from {module}"
-        inside_try = node.col_offset and module in ("resource", "fcntl")
-        assert ast.dump(node) in top or inside_try, f"line {node.lineno}: {module} is hidden"
+        assert node.lineno not in hidden, f"line {node.lineno}: {module} is hidden in a function"
         root = module.split(".")[0]
         assert root in RUNTIME | {"dp_course"} | set(sys.stdlib_module_names), f"imports {root}"
         assert root != "importlib" or module == "importlib.metadata", f"{path.name}: {module}"
@@ -236,15 +237,16 @@ def test_measures_notice():
     assert measure.long_lines(["a"*101, "b"*100]) == ["a"*101]
 
 
-def public(path):
-    "Functions and classes of a module that have no underscore."
-    nodes = (ast.FunctionDef, ast.ClassDef)
-    return [n for n in tree(path).body if isinstance(n, nodes) and not n.name.startswith("_")]
+def public(body):
+    "Functions and classes that have no underscore, without the methods that `patch_to` adds."
+    nodes = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    methods = [n for n in nodes if any("patch_to" in names_in(d) for d in n.decorator_list)]
+    return [n for n in nodes if n not in methods and not n.name.startswith("_")]
 
 
 @pytest.mark.parametrize("path", MODULES, **name_of)
 def test_public_names_have_a_docstring_of_one_line(path):
-    for node in public(path):
+    for node in public(tree(path).body):
         words = ast.get_docstring(node)
         assert words, f"{node.name} has no docstring"
         assert "\n" not in words, f"the docstring of {node.name} is longer than a line"
@@ -361,10 +363,8 @@ def checked_names(sources):
 
 def unchecked_exports(path):
     sources = measure.code_cells(path)
-    exports = [n.name for s in sources if measure.is_exported(s) for n in ast.parse(s).body
-               if isinstance(n, (ast.FunctionDef, ast.ClassDef))
-               and not n.name.startswith("_")
-               and not any("patch_to" in names_in(d) for d in n.decorator_list)]
+    exported = [ast.parse(s).body for s in sources if measure.is_exported(s)]
+    exports = [node.name for body in exported for node in public(body)]
     plain = [re.sub(r"(?m)^\s*[%!].*$", "", s) for s in sources if not measure.is_exported(s)]
     return set(exports) - checked_names(plain)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from dp_course.accounting import PLDAccountant
 from dp_course.batches import Views
+from dp_course.command import Job
 from dp_course.data import Examples, load
 from dp_course.dpsgd import FlatClip, loop_grad_sum
 from dp_course.engines import fast_grad_sum
@@ -407,6 +408,18 @@ def test_a_cache_that_cannot_be_written_costs_only_the_cache(tmp_path, digits):
     assert torch.equal(got.train_x, digits[1].train_x)
 
 
+def test_a_full_disk_costs_only_the_cache(tmp_path, digits, monkeypatch):
+    def full(state, file):
+        file.write(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.warns(UserWarning, match="not kept: No space left"):
+        got = scattered(few(), SMALL, tmp_path)
+    assert torch.equal(got.train_x, digits[1].train_x)
+    assert not list(tmp_path.iterdir())
+
+
 def test_features_are_examples_like_any_other(digits):
     _, features = digits
     assert features.name == "digits (scattered)" and features.classes == few().classes
@@ -424,10 +437,10 @@ def test_features_are_examples_like_any_other(digits):
 @by("preset, least, parameters", [("scatter-linear-eps3-fast", .6, 3_250),
                                   ("scatter-cnn-eps3-fast", .3, 61_884)])
 def test_run_leaves_a_record(tmp_path, preset, least, parameters):
-    config = make_config(preset)
+    job = Job(make_config(preset), out=tmp_path, device="cpu", seed=3)
 
     def record():
-        end = run(config, tmp_path, device="cpu", seed=3, say=lambda line: None, show=False)
+        end = run(job, say=lambda line: None, show=False)
         return read_record(end["paths"]["record"])
 
     start, *_, end = record()

@@ -455,8 +455,8 @@ def test_from_plan_knows_the_noise_that_the_trainer_adds(digits):
 
     def look(run):
         grads.append(flat(p.grad for p in run.params.values()))
-    run = Trainer(net(), digits, plan, loss_fn=lambda output, y: 0*output.sum(1), clip=clip, seed=2,
-                  engine=fast_grad_sum, callbacks=[look],
+    run = Trainer(net(), digits, plan, loss_fn=lambda output, y: 1e-9*output.sum(1), clip=clip,
+                  seed=2, callbacks=[look],
                   optimizer=DPAdam.from_plan(plan, clip, lr=.01)).fit()
     std = run.optimizer.param_groups[0]["noise_std"]
     assert std == pytest.approx(.3*plan.sigma/64)
@@ -533,9 +533,10 @@ def test_the_exact_metric_leaks_and_the_noisy_one_is_noised(digits):
     run = trainer(digits).fit(3)
     exact = (run.model(digits.normalize(x)).argmax(1) == y).double().mean().item()
     noisy = NoisyAccuracy(x, y, 5., 500)
+    many = SimpleNamespace(model=run.model, data=digits, device=run.device, t=3, callbacks=[noisy])
     draws = []
-    for run._seed in map(str, range(400)):
-        draws.append(noisy(run)*50 - exact*50)
+    for many._seed in map(str, range(400)):
+        draws.append(noisy(many)*50 - exact*50)
     draws = torch.tensor(draws)
     assert abs(draws.mean()) < 5*5/20      # each fails by chance less than once in 1e6
     assert .8 < draws.std()/5 < 1.2

@@ -1,0 +1,785 @@
+"What must be refused before the first step is refused by name, and innocent networks are not."
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dp_course.accounting import PrivacyPlan, RDPAccountant
+from dp_course.batches import Views
+from dp_course.clipping import AdaptiveClip, AutoClip, LayerClip
+from dp_course.data import Examples
+from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.engines import bf16_engine, fast_grad_sum, fixed_shape
+from dp_course.gradients import (
+    bookkeeping_grad_sum,
+    ghost_grad_sum,
+    hook_grad_sum,
+    vmap_grad_sum,
+)
+from dp_course.guards import (
+    check_plan,
+    prove_separate,
+    refuse_mixed_clip,
+    refuse_mixing,
+    refuse_unbounded,
+)
+from dp_course.models import resnet20, wide_resnet
+from dp_course.trainer import Trainer
+
+loss = partial(F.cross_entropy, reduction="none")
+TAPED = [hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
+
+
+def gen(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def floats(*shape, n=9, classes=3):
+    "A data set of noise."
+    return Examples(torch.randn(n, *shape, generator=gen()),
+                    torch.randint(classes, (n,), generator=gen(1)))
+
+
+def targets(*shape, d=1, n=9):
+    "Noise with one number, or `d`, to predict."
+    y = torch.randn(n, generator=gen(1)) if d is None else torch.randn(n, d, generator=gen(1))
+    return Examples(torch.randn(n, *shape, generator=gen()), y)
+
+
+def tokens(t, n=9, words=11, classes=3):
+    "Rows of token ids."
+    x = torch.randint(words, (n, t), generator=gen())
+    x[0, 0], x[1, 0] = 0, words - 1
+    return Examples(x, torch.randint(classes, (n,), generator=gen(1)))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+# Leaks, each accepted by the first version
+
+
+def one_against_all(output, y):
+    "Outputs (b,1) and labels (b,) make a table of everybody and everybody."
+    return ((output - y)**2).mean(1)
+
+
+def centred(output, y):
+    return F.cross_entropy(output - output.mean(0), y, reduction="none")
+
+
+def pairwise(output, y):
+    return torch.cdist(output, output).mean(1) + loss(output, y)
+
+
+def contrastive(output, y):
+    rows = F.normalize(output, dim=1)
+    return F.cross_entropy(rows @ rows.T, torch.arange(len(y)), reduction="none")
+
+
+def by_largest(output, y):
+    each = loss(output, y)
+    return each/each.max()
+
+
+def by_largest_label(output, y):
+    return loss(output, y)/(1 + y.max())
+
+
+@pytest.mark.parametrize("engine", [*TAPED, vmap_grad_sum, loop_grad_sum])
+@pytest.mark.parametrize("mixing", [centred, pairwise, contrastive, by_largest, by_largest_label])
+def test_losses_that_mix_are_refused_in_every_engine(engine, mixing):
+    with pytest.raises(ValueError, match="loss_fn mixes examples"):
+        prove_separate(engine, nn.Linear(5, 3), mixing, floats(5))
+
+
+@pytest.mark.parametrize("engine", [*TAPED, vmap_grad_sum])
+def test_labels_against_everybody_are_refused(engine):
+    with pytest.raises(ValueError, match=r"loss_fn mixes .*shapes fit.*\(4, 1\), \(4,\)"):
+        prove_separate(engine, nn.Linear(5, 1), one_against_all, targets(5, d=None))
+
+
+class TimeFirst(nn.Module):
+    "A linear layer that sees time where the others see examples."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):  # (b,t,5)
+        return self.out(self.inner(x.transpose(0, 1)).transpose(0, 1).tanh().mean(1))
+
+
+class Positions(nn.Module):
+    "nanoGPT's positions: one row of them for all examples."
+    def __init__(self, t, words=11):
+        super().__init__()
+        self.t = t
+        self.word, self.place = nn.Embedding(words, 8), nn.Embedding(t, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.word(x) + self.place(torch.arange(self.t, device=x.device))
+        return self.out(h.tanh().mean(1))
+
+
+class Sorted(nn.Module):
+    "Sends the rows through a layer in another order, and puts them back."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.out(self.inner(x[order]).tanh()[order.argsort()])
+
+
+@pytest.mark.parametrize("engine", TAPED)
+@pytest.mark.parametrize("t", [3, 4, 8])
+def test_time_instead_of_examples_is_refused(engine, t):
+    "Also where a fixed shape makes both equal at every batch size."
+    with pytest.raises(ValueError, match="first dimension"):
+        prove_separate(engine, TimeFirst(), loss, floats(t, 5))
+    with pytest.raises(ValueError, match="first dimension"):
+        prove_separate(engine, Positions(t), loss, tokens(t))
+
+
+@pytest.mark.parametrize("engine", [fast_grad_sum, bookkeeping_grad_sum])
+def test_a_fixed_shape_of_the_same_length_does_not_hide_it(engine):
+    with pytest.raises(ValueError, match=r"not its own.*inner \(Linear\)"):
+        prove_separate(fixed_shape(engine, 8), TimeFirst(), loss, floats(8, 5))
+    with pytest.raises(ValueError, match=r"not its own.*place \(Embedding\)"):
+        prove_separate(fixed_shape(engine, 8), Positions(8), loss, tokens(8))
+
+
+@pytest.mark.parametrize("engine", TAPED)
+def test_rows_in_another_order_are_refused(engine):
+    with pytest.raises(ValueError, match=r"inner \(Linear\).*another order"):
+        prove_separate(engine, Sorted(), loss, floats(5))
+
+
+@pytest.mark.parametrize("model, data", [(TimeFirst(), floats(4, 5)), (Positions(4), tokens(4)),
+                                         (Sorted(), floats(5))])
+def test_vmap_runs_each_example_by_itself_and_may(model, data):
+    assert prove_separate(vmap_grad_sum, model, loss, data)[:2] == (3, 4)
+
+
+def by_maximum(x):
+    return x/x.abs().max()
+
+
+def standardized(x):
+    return (x - x.mean(0))/(x.std(0) + 1e-3)
+
+
+@pytest.mark.parametrize("normalize", [by_maximum, standardized])
+def test_statistics_of_the_batch_are_refused(normalize):
+    data = Examples(torch.randn(9, 5), torch.randint(3, (9,)), normalize=normalize)
+    with pytest.raises(ValueError, match="normalize mixes examples"):
+        prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, data)
+
+
+def test_augmentation_that_mixes_is_refused():
+    def mixup(x, y, g):
+        return .5*x + .5*x.roll(1, 0), y
+
+    def labels(x, y, g):
+        return x, y.roll(1, 0)
+
+    def jitter(x, y, g):
+        return x + torch.randn(x.shape, generator=g), y
+
+    def views(x, y, g):
+        return Views(torch.stack([x, x + torch.randn(x.shape, generator=g)], 1)), y
+
+    def drop(x, y, g):
+        return x[1:], y[1:]
+
+    def prove(augment):
+        return prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, floats(5), augment=augment)
+
+    for mixing in (mixup, labels):
+        with pytest.raises(ValueError, match="no mixup"):
+            prove(mixing)
+    with pytest.raises(ValueError, match="as many rows"):
+        prove(drop)
+    assert prove(jitter) and prove(views)
+
+
+# Clips
+
+
+class TooMuch(FlatClip):
+    "Per layer, without 1/sqrt(l)."
+    def __call__(self, norms):
+        return (self.max_norm/norms).clamp(max=1)
+
+
+class TooQuiet(FlatClip):
+    def std(self, sigma):
+        return .9*sigma*self.sensitivity
+
+
+@pytest.mark.parametrize("clip", [TooMuch(1.), TooQuiet(1.)])
+def test_clip_that_breaks_its_promise_is_refused(clip):
+    with pytest.raises(ValueError, match="promises sensitivity"):
+        refuse_unbounded(clip, 1., 4)
+    refuse_unbounded(FlatClip(3.), 1., 4)
+
+
+class OneFactor(FlatClip):
+    def __call__(self, norms):
+        longest = torch.linalg.vector_norm(norms, dim=0).max()
+        return (self.max_norm/longest).clamp(max=1).expand_as(norms)
+
+
+class Rank(FlatClip):
+    "The longest example is left out."
+    def __call__(self, norms):
+        whole = torch.linalg.vector_norm(norms, dim=0)
+        return FlatClip(self.max_norm)(norms)*(whole < whole.max())
+
+
+class Median(FlatClip):
+    "Learns from the norms as they are."
+    def update(self, norms, generator=None):
+        if norms.shape[1]:
+            self.max_norm = torch.linalg.vector_norm(norms, dim=0).median().item()
+
+
+class Remembers(FlatClip):
+    "A noised threshold, and an unnoised memory beside it."
+    def update(self, norms, generator=None):
+        self.max_norm += norms.mean().item() + torch.randn((), generator=generator).item()
+        self.last = norms.mean()
+
+
+class Jitters(FlatClip):
+    "Moves, but not with the norms."
+    def update(self, norms, generator=None):
+        self.max_norm *= 1 + .1*torch.rand(1, generator=generator).item()
+
+
+@pytest.mark.parametrize("clip, words", [
+    (OneFactor(1.), "mixes examples"), (Rank(1.), "mixes examples"),
+    (Median(1.), "learns max_norm .*without noise"), (Remembers(1.), "learns last .*without noise"),
+], ids=["one_factor", "rank", "median", "memory"])
+def test_clips_that_mix_or_learn_openly_are_refused(clip, words):
+    with pytest.raises(ValueError, match=words):
+        prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, floats(5), clip=clip)
+
+
+@pytest.mark.parametrize("clip", [FlatClip(1.), AutoClip(1.), AdaptiveClip(8.), Jitters(1.),
+                                  LayerClip(1.)])
+def test_clips_that_keep_examples_apart_are_not(clip):
+    before = repr(clip)
+    refuse_mixed_clip(clip, 2)
+    assert repr(clip) == before
+
+
+# Plans
+
+
+def test_plan_and_data_must_agree():
+    with pytest.raises(ValueError, match=r"n=12.*9 examples"):
+        check_plan(SimpleNamespace(n=12), floats(5))
+    plan = PrivacyPlan(n=9, batch_size=4, steps=2, eps=3., delta=1e-5, accountant=RDPAccountant)
+    check_plan(plan, floats(5))
+
+
+def test_labels_that_no_output_is_for_are_refused():
+    plan = PrivacyPlan(n=9, batch_size=4, steps=2, eps=3., delta=1e-5, accountant=RDPAccountant)
+    data = Examples(torch.randn(9, 5), torch.arange(9) % 4)
+    with pytest.raises(ValueError, match="label 3 is out of range.*3 outputs"):
+        Trainer(nn.Linear(5, 3), data, plan)
+    with pytest.raises(ValueError, match="label -1 is out of range"):
+        Trainer(nn.Linear(5, 3), Examples(torch.randn(9, 5), torch.arange(9) % 3 - 1), plan)
+
+
+# Models
+
+
+class Mix(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class HiddenMix(nn.Module):
+    "A branch that is switched off at the start."
+    def __init__(self):
+        super().__init__()
+        self.gain, self.out = nn.Parameter(torch.zeros(())), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(x + self.gain*x.amax(0))
+
+
+class Remember(nn.Module):
+    "A running mean that is used later."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("m", torch.zeros(5))
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        if self.training:
+            self.m.lerp_(x.detach().mean(0).to(self.m), .1)
+        return self.out(x)
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+class Count(nn.Module):
+    "State outside of the buffers."
+    def __init__(self):
+        super().__init__()
+        self.seen = 0.
+
+    def forward(self, x):
+        self.seen = .9*self.seen + x.detach().mean()
+        return x*(1 + self.seen)
+
+
+class Sequence(nn.Module):
+    "Takes the batch for a sequence: an example sees those before it."
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(5, 3)
+
+    def forward(self, x):
+        return self.rnn(x)[0]
+
+
+def nest(m):
+    return nn.Sequential(nn.Linear(5, 5), nn.Sequential(nn.Tanh(), m), nn.Linear(5, 3))
+
+
+def instance_norm():
+    norm = nn.InstanceNorm1d(5, track_running_stats=True)
+    return nn.Sequential(nn.Unflatten(1, (5, 1)), norm, nn.Flatten(), nn.Linear(5, 3))
+
+
+MIXING = {
+    "bn": (nest(nn.BatchNorm1d(5)), r"1\.1 \(BatchNorm1d\).*GroupNorm"),
+    "bn_eval": (nest(nn.BatchNorm1d(5)).eval(), r"1\.1 \(BatchNorm1d\).*GroupNorm"),
+    "syncbn": (nest(nn.SyncBatchNorm(5)), r"1\.1 \(SyncBatchNorm\).*GroupNorm"),
+    "bn_batch": (nest(nn.BatchNorm1d(5, track_running_stats=False)), r"1\.1 \(BatchNorm1d\)"),
+    "dropout": (nest(nn.Dropout(.1)), r"1\.1 \(Dropout\).*p=0"),
+    "mix": (nest(Mix()), r"1\.1 \(Mix\) mixes examples.*GroupNorm"),
+    "hidden": (HiddenMix(), r"the model \(HiddenMix\) mixes examples"),
+    "noise": (nest(Noisy()), r"1\.1 \(Noisy\) draws random"),
+    "buffer": (Remember(), r"the model \(Remember\) keeps statistics"),
+    "count": (nest(Count()), r"1\.1 \(Count\)"),
+    "lstm": (Sequence(), r"rnn \(LSTM\) mixes"),
+    "instance": (instance_norm(), r"1 \(InstanceNorm1d\)"),
+}
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_models_that_mix_examples_are_refused_by_name(kind):
+    model, words = MIXING[kind]
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    with pytest.raises(ValueError, match=words):
+        prove_separate(loop_grad_sum, model, loss, floats(5))
+    x = torch.randn(4, 5, generator=gen())
+    other = torch.randn(4, 5, generator=gen(1))
+    other[1] = x[1]
+    with pytest.raises(ValueError, match=words):
+        refuse_mixing(model, x, other)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(rng, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(5), nn.GroupNorm(1, 5), nn.Dropout(0.), nn.PReLU()])
+def test_nothing_is_left_behind(layer):
+    model = nest(layer).eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    prove_separate(fast_grad_sum, model, loss, floats(5))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(rng, torch.get_rng_state()) and torch.get_default_dtype() == torch.float32
+    assert not model.training and not any(m._forward_hooks for m in model.modules())
+
+
+# Engines that are wrong
+
+
+def batch_gradient(model, loss_fn, x, y, clip):
+    "Every example gets the batch's gradient."
+    grads, norms = loop_grad_sum(model, loss_fn, x, y, clip)
+    return grads, norms.mean(1, keepdim=True).expand_as(norms)
+
+
+def neighbour(model, loss_fn, x, y, clip):
+    "The factors are those of the next example."
+    return loop_grad_sum(model, loss_fn, x.roll(1, 0), y.roll(1, 0), clip)
+
+
+def unclipped(model, loss_fn, x, y, clip):
+    "Norms are right, the sum is not clipped."
+    _, norms = loop_grad_sum(model, loss_fn, x, y, clip)
+    return loop_grad_sum(model, loss_fn, x, y, torch.ones_like)[0], norms
+
+
+def forgets_bias(model, loss_fn, x, y, clip):
+    grads, norms = loop_grad_sum(model, loss_fn, x, y, clip)
+    return {n: g for n, g in grads.items() if "bias" not in n}, norms
+
+
+@pytest.mark.parametrize("engine, words", [
+    (batch_gradient, "not its own"), (neighbour, "not its own"), (unclipped, "not its own"),
+    (forgets_bias, "1 sums"),
+])
+def test_wrong_engines_are_refused(engine, words):
+    with pytest.raises(ValueError, match=words):
+        prove_separate(engine, nn.Linear(5, 3), loss, floats(5))
+
+
+def test_sizes_with_the_time_there_is():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(35, 3))
+    assert prove_separate(fast_grad_sum, model, loss, floats(7, 5), budget=60.) == (3, 4, 5, 7, 35)
+    assert prove_separate(fast_grad_sum, model, loss, floats(7, 5), budget=0.) == (3, 4)
+
+
+def test_rows_that_prove_nothing_are_said():
+    data = Examples(torch.rand(9, 5), torch.randint(3, (9,)))
+    model = nn.Sequential(nn.Linear(5, 3))
+    def only_positive(output, y):
+        return loss(output.log(), y)
+    with pytest.raises(ValueError, match="probe="):
+        prove_separate(fast_grad_sum, model, only_positive, data)
+
+
+# Innocent networks
+
+
+class Attention(nn.Module):
+    def __init__(self, d, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(d, 3*d), nn.Linear(d, d)
+
+    def forward(self, x, causal=False):  # (b,t,d)
+        b, t, d = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return self.out(h.transpose(1, 2).reshape(b, t, d))
+
+
+class Block(nn.Module):
+    def __init__(self, d, causal=False):
+        super().__init__()
+        self.causal = causal
+        self.norm1, self.attention = nn.LayerNorm(d), Attention(d)
+        self.norm2 = nn.LayerNorm(d)
+        self.mlp = nn.Sequential(nn.Linear(d, 2*d), nn.GELU(), nn.Linear(2*d, d))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x), self.causal)
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    "Patches, positions as a parameter of a module of its own, two blocks."
+    class Place(nn.Module):
+        def __init__(self, t, d):
+            super().__init__()
+            self.p = nn.Parameter(torch.randn(t, d)*.02)
+
+        def forward(self, x):
+            return x + self.p
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.place = nn.Conv2d(3, 16, 4, 4), self.Place(4, 16)
+        self.blocks, self.head = nn.Sequential(Block(16), Block(16)), nn.Linear(16, 3)
+
+    def forward(self, x):
+        tokens = self.place(self.patch(x).flatten(2).mT)
+        return self.head(self.blocks(tokens).mean(1))
+
+
+class GPT(nn.Module):
+    "Tied weights, and positions for each row."
+    def __init__(self, words=11, d=16, t=6):
+        super().__init__()
+        self.word, self.place = nn.Embedding(words, d), nn.Embedding(t, d)
+        self.blocks, self.norm = Block(d, causal=True), nn.LayerNorm(d)
+        self.head = nn.Linear(d, words, bias=False)
+        self.head.weight = self.word.weight
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], device=x.device).expand_as(x)
+        return self.head(self.norm(self.blocks(self.word(x) + self.place(places))))
+
+
+def next_word(output, y):
+    return F.cross_entropy(output.mT, y, reduction="none").mean(1)
+
+
+class Window(nn.Module):
+    "Attention within windows, which are folded into the batch and back."
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attention = nn.Conv2d(3, 8, 1), Attention(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.embed(x)
+        b, d, height, width = h.shape
+        windows = h.view(b, d, height//4, 4, width//4, 4).permute(0, 2, 4, 3, 5, 1)
+        out = self.attention(windows.reshape(b, -1, d))
+        return self.head(out.mean(1))
+
+
+class ConvNeXt(nn.Module):
+    "A depthwise convolution, LayerNorm over channels, and a scale that begins at zero."
+    class Scale(nn.Module):
+        def __init__(self, d):
+            super().__init__()
+            self.gamma = nn.Parameter(torch.zeros(d))
+
+        def forward(self, x):
+            return self.gamma*x
+
+    def __init__(self, d=8):
+        super().__init__()
+        self.stem, self.depth = nn.Conv2d(3, d, 2, 2), nn.Conv2d(d, d, 3, padding=1, groups=d)
+        self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 2*d), nn.Linear(2*d, d)
+        self.scale, self.head = self.Scale(d), nn.Linear(d, 3)
+
+    def forward(self, x):
+        h = self.stem(x)
+        inner = self.norm(self.depth(h).permute(0, 2, 3, 1))
+        inner = self.scale(self.down(F.gelu(self.up(inner))))
+        return self.head((h.permute(0, 2, 3, 1) + inner).mean((1, 2)))
+
+
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.middle = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, padding=1)
+        self.up = nn.Upsample(scale_factor=2)
+        self.norm = nn.GroupNorm(2, 8)
+        self.out = nn.Conv2d(16, 2, 1)
+
+    def forward(self, x):
+        skip = self.norm(self.down(x)).relu()
+        return self.out(torch.cat([skip, self.up(self.middle(skip).relu())], 1))
+
+
+def pixels(output, y):
+    return F.cross_entropy(output, y, reduction="none").mean((1, 2))
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.down, self.up = nn.Conv2d(3, 8, 3), nn.Linear(8, 4), nn.Linear(4, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.conv(x).relu()
+        gate = self.up(self.down(h.mean((2, 3))).relu()).sigmoid()
+        return self.head((h*gate[..., None, None]).mean((2, 3)))
+
+
+class Bag(nn.Module):
+    "Embeddings of a row's words, added up by hand."
+    def __init__(self):
+        super().__init__()
+        self.word, self.out = nn.Embedding(11, 8, padding_idx=0), nn.Linear(8, 3)
+
+    def forward(self, x):
+        known = (x > 0).unsqueeze(-1)
+        return self.out((self.word(x)*known).sum(1)/known.sum(1).clamp(min=1))
+
+
+class Table(nn.Module):
+    "Numbers and a category, by name."
+    def __init__(self):
+        super().__init__()
+        self.kind, self.out = nn.Embedding(4, 3), nn.Linear(8, 3)
+
+    def forward(self, numbers, kind):
+        return self.out(torch.cat([numbers, self.kind(kind)], 1))
+
+
+class Two(nn.Module):
+    "Two inputs, one of them an image."
+    def __init__(self):
+        super().__init__()
+        self.image, self.out = nn.Conv2d(1, 4, 3), nn.Linear(9, 3)
+
+    def forward(self, image, numbers):
+        return self.out(torch.cat([self.image(image).relu().mean((2, 3)), numbers], 1))
+
+
+class Heads(nn.Module):
+    "A dict of outputs."
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(5, 8)
+        self.label, self.size = nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        return {"label": self.label(h), "size": self.size(h).squeeze(1)}
+
+
+def both(output, y):
+    return loss(output["label"], y) + output["size"].square()
+
+
+class Autoencoder(nn.Module):
+    "The decoder is the encoder, transposed: one matrix."
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 6)*.3)
+
+        def forward(self, x):
+            return (x @ self.w.T).tanh() @ self.w
+
+    def __init__(self):
+        super().__init__()
+        self.tied, self.last = self.Tied(), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.last(self.tied(x))
+
+
+def per_row(f):
+    return lambda output, y: f(output, y, reduction="none").flatten(1).mean(1)
+
+
+def recurrent():
+    opacus = pytest.importorskip("opacus.layers")
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = opacus.DPLSTM(5, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.out(self.rnn(x)[0][:, -1])
+    return Last()
+
+
+def mlp(i, o):
+    return nn.Sequential(nn.Flatten(), nn.Linear(i, 16), nn.ReLU(), nn.Linear(16, o))
+
+
+def cnn(conv, pool, i=1):
+    return nn.Sequential(conv(i, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), pool(1), nn.Flatten(),
+                         nn.Linear(4, 3))
+
+
+def table_data():
+    x = {"numbers": torch.randn(9, 5), "kind": torch.arange(9) % 4}
+    return Examples(x, torch.arange(9) % 3)
+
+
+def tuple_data():
+    return Examples((torch.randn(9, 1, 6, 6), torch.randn(9, 5)), torch.arange(9) % 3)
+
+
+def word_data():
+    x = tokens(6).train_x
+    return Examples(x, x.roll(-1, 1))
+
+
+def mask_data():
+    return Examples(torch.randn(9, 3, 8, 8), torch.randint(2, (9, 8, 8)))
+
+
+def multi_label():
+    return Examples(torch.randn(9, 5), torch.randint(2, (9, 4)).float())
+
+
+INNOCENT = {  # model, data, loss
+    "mlp": (lambda: mlp(5, 3), lambda: floats(5), loss),
+    "linear": (lambda: nn.Linear(5, 3), lambda: floats(5), loss),
+    "cnn": (lambda: cnn(nn.Conv2d, nn.AdaptiveMaxPool2d), lambda: floats(1, 6, 6), loss),
+    "conv1d": (lambda: cnn(nn.Conv1d, nn.AdaptiveAvgPool1d), lambda: floats(1, 7), loss),
+    "conv3d": (lambda: cnn(nn.Conv3d, nn.AdaptiveAvgPool3d), lambda: floats(1, 4, 5, 4), loss),
+    "resnet20": (partial(resnet20, 3), lambda: floats(3, 16, 16), loss),
+    "wrn10": (lambda: wide_resnet(10, 1, 3), lambda: floats(3, 16, 16), loss),
+    "unet": (UNet, mask_data, pixels),
+    "vit": (ViT, lambda: floats(3, 8, 8), loss),
+    "gpt": (GPT, word_data, next_word),
+    "window": (Window, lambda: floats(3, 8, 8), loss),
+    "convnext": (ConvNeXt, lambda: floats(3, 8, 8), loss),
+    "lstm": (recurrent, lambda: floats(4, 5), loss),
+    "bag": (Bag, lambda: tokens(6), loss),
+    "table": (Table, table_data, loss),
+    "tuple": (Two, tuple_data, loss),
+    "heads": (Heads, lambda: floats(5), both),
+    "squeeze": (SqueezeExcite, lambda: floats(3, 6, 6), loss),
+    "autoencoder": (Autoencoder, lambda: targets(6, d=6), per_row(F.mse_loss)),
+    "regression": (lambda: mlp(5, 1), lambda: targets(5), per_row(F.mse_loss)),
+    "multilabel": (lambda: mlp(5, 4), multi_label, per_row(F.binary_cross_entropy_with_logits)),
+    "transformer": (lambda: nn.Sequential(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0., batch_first=True),
+        nn.Flatten(), nn.Linear(32, 3)), lambda: floats(4, 8), loss),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", [fast_grad_sum, vmap_grad_sum], ids=["fast", "vmap"])
+@pytest.mark.parametrize("name", INNOCENT)
+def test_innocent_networks_pass(name, engine):
+    model, data, loss_fn = INNOCENT[name]
+    tried = prove_separate(engine, model(), loss_fn, data(), budget=.3)
+    assert tried[:2] == (3, 4)
+
+
+def test_half_precision_and_a_bf16_engine_pass():
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    prove_separate(fast_grad_sum, model.bfloat16(), loss, floats(5))
+    prove_separate(bf16_engine(fast_grad_sum), model.float(), loss, floats(5))
+
+
+class CastsInside(nn.Module):
+    "Insists on float32."
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return F.linear(x.float(), self.w.weight.float(), self.w.bias.float()) + 0*self.w(x)
+
+
+class Float32Only(nn.Module):
+    def __init__(self, mix=False):
+        super().__init__()
+        self.w, self.mix = nn.Linear(5, 3), mix
+
+    def forward(self, x):
+        return self.w((x - x.mean(0) if self.mix else x).float())
+
+
+def test_a_model_that_insists_on_its_precision_is_proved_in_that():
+    data = floats(5)
+    assert prove_separate(vmap_grad_sum, CastsInside(), loss, data)
+    assert prove_separate(fast_grad_sum, Float32Only(), loss, data)
+    with pytest.raises(ValueError, match="mixes examples"):
+        prove_separate(fast_grad_sum, Float32Only(mix=True), loss, data)
+
+
+def test_it_costs_about_a_second_at_most():
+    data = Examples(torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9))
+    model = resnet20(10)
+    prove_separate(fast_grad_sum, model, loss, data, budget=0.)  # warm
+    clock = time.process_time()
+    prove_separate(fast_grad_sum, model, loss, data)
+    assert time.process_time() - clock < 2  # .9 on an idle core; 3 and 4 alone take .4
