@@ -180,7 +180,7 @@ LARGE = """
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
 def test_a_file_larger_than_memory(tmp_path):
-    "64 GB, in a process that may allocate a quarter of one more."
+    "64 GB, in a process that may allocate 256 MB more."
     path = tmp_path/"large"
     with open(path, "wb") as file:
         file.truncate(2**36)
