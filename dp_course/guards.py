@@ -54,23 +54,31 @@ def refuse_unbounded(
     norms = 10**(12*torch.rand(l, 600, generator=g, dtype=torch.float64) - 6)
     norms[:, :200] *= torch.rand(l, 200, generator=g) < .3  # in some, many tensors have no gradient
     passed = clip(norms)*norms
-    std = torch.as_tensor(clip.std(sigma), dtype=torch.float64).expand(l)
     worst = torch.linalg.vector_norm(passed, dim=0).max().item()
+
     shown = 0.  # times what the noise covers
     if sigma:
-        shown = sigma*torch.linalg.vector_norm(passed/std[:, None], dim=0).max().item()
-    if not worst <= clip.sensitivity*(1 + 1e-5) or not shown <= 1 + 1e-5:
+        std = torch.as_tensor(clip.std(sigma), dtype=torch.float64)
+        noises = passed/std.expand(l)[:, None]
+        shown = sigma*torch.linalg.vector_norm(noises, dim=0).max().item()
+
+    covered = shown <= 1 + 1e-5
+    if not worst <= clip.sensitivity*(1 + 1e-5) or not covered:
         raise ValueError(f"{clip} promises sensitivity {clip.sensitivity:.6g}, "
                          f"std {clip.std(sigma)} for {sigma=}, but lets {worst:.6g} through, "
                          f"{shown:.4g} times too much: repair it")
 
-# %% ../nbs/workshop/guards.ipynb #0dd6e9ef
+# %% ../nbs/workshop/guards.ipynb #fb860f56
 def _state(clip):
     "Everything about a clip that could have learnt, as flat tensors."
-    plain = {k: v for k, v in vars(clip).items() if isinstance(v, (int, float, torch.Tensor))}
-    plain["sensitivity"] = clip.sensitivity
-    plain["std"] = clip.std(1e-3)  # a small sigma is paid for by every clip
-    return {k: torch.as_tensor(v, dtype=torch.float64).flatten() for k, v in plain.items()}
+    state = dict(vars(clip))
+    state["sensitivity"] = clip.sensitivity
+    state["std"] = clip.std(1e-3)  # a small sigma is paid for by every clip
+    plain = {}
+    for name, value in state.items():
+        if isinstance(value, (int, float, torch.Tensor)):
+            plain[name] = torch.as_tensor(value, dtype=torch.float64).flatten()
+    return plain
 
 
 def _updated(clip, norms, seed):
@@ -80,7 +88,7 @@ def _updated(clip, norms, seed):
         twin.update(norms, torch.Generator(norms.device).manual_seed(seed))
     return _state(twin)
 
-
+# %% ../nbs/workshop/guards.ipynb #9745e226
 def refuse_mixed_clip(
     clip,   # as for `refuse_unbounded`
     l:int,  # parameter tensors
@@ -91,9 +99,11 @@ def refuse_mixed_clip(
     g = torch.Generator().manual_seed(1)
     norms, other = 10**(4*torch.rand(2, l, 6, generator=g) - 2).to(device)
     other[:, 1] = norms[:, 1]
-    factors = [copy.deepcopy(clip)(n)[:, 1] for n in (norms, other)]
-    factors.append(copy.deepcopy(clip)(norms[:, 1:2])[:, 0])
-    if not all(torch.allclose(f, factors[0], 1e-4, 1e-7) for f in factors):
+    usual = copy.deepcopy(clip)(norms)[:, 1]
+    beside_others = copy.deepcopy(clip)(other)[:, 1]
+    alone = copy.deepcopy(clip)(norms[:, 1:2])[:, 0]
+    same = torch.allclose(usual, beside_others, 1e-4, 1e-7)
+    if not same or not torch.allclose(usual, alone, 1e-4, 1e-7):
         raise ValueError(f"{clip} mixes examples: one's factor moves when another's norm does. "
                          "Compute each column of the factors from that column of the norms alone")
     usual = _updated(clip, norms, seed=0)
@@ -106,7 +116,7 @@ def refuse_mixed_clip(
             raise ValueError(f"{clip} learns {name} from the norms without noise: draw some from "
                              "the generator of `update`, and pay for it, as AdaptiveClip does")
 
-# %% ../nbs/workshop/guards.ipynb #5fad078e
+# %% ../nbs/workshop/guards.ipynb #fb17b823
 def model_input(
     data,  # `Examples`
     x,     # raw rows
@@ -125,8 +135,10 @@ def _raw_rows(data, b, seed):
     g = torch.Generator().manual_seed(seed)
     each = -(-b//len(_SCALES))
     parts = [data.made_up(each, g, scale) for scale in _SCALES]
-    in_turns = torch.arange(each*len(_SCALES)).view(-1, each).T.flatten()[:b]
-    return [take(_cat(*trees), in_turns) for trees in zip(*parts)]
+    everybody = torch.arange(each*len(_SCALES))
+    in_turns = everybody.view(-1, each).T.flatten()[:b]
+    x, y = zip(*parts)
+    return take(_cat(*x), in_turns), take(_cat(*y), in_turns)
 
 
 def _cat(*trees):
@@ -141,12 +153,17 @@ def _keep_row(tree, other, row):
         return w
     return tree_map(one, tree, other)
 
-# %% ../nbs/workshop/guards.ipynb #4580fb6c
+# %% ../nbs/workshop/guards.ipynb #545f7002
 def _same_row(a, b, row, tol=1e-5):
     "Is one row the same in two trees?"
-    pairs = [(v[row].double(), w[row].double()) for v, w in zip(leaves(a), leaves(b), strict=True)]
-    return all(v.shape == w.shape and torch.allclose(v, w, tol, tol, equal_nan=True)
-               for v, w in pairs)
+    for v, w in zip(leaves(a), leaves(b), strict=True):
+        v = v[row].double()
+        w = w[row].double()
+        if v.shape != w.shape:
+            return False
+        if not torch.allclose(v, w, tol, tol, equal_nan=True):
+            return False
+    return True
 
 
 def refuse_mixed_rows(
@@ -164,7 +181,7 @@ def refuse_mixed_rows(
         if augment is not None:
             _try_augment(data, augment, rows, others, like)
 
-# %% ../nbs/workshop/guards.ipynb #e8dcb081
+# %% ../nbs/workshop/guards.ipynb #6e2c041a
 def _try_normalize(data, x, other, like):
     "Refuse a normalization by which row 1 feels the others."
     alone = model_input(data, take(x, slice(1, 2)), like)
@@ -191,7 +208,7 @@ def _try_augment(data, augment, rows, others, like):
         raise ValueError("augment mixes examples: one row comes out differently beside other rows; "
                          "no mixup, no statistics of the batch")
 
-# %% ../nbs/workshop/guards.ipynb #da32e41f
+# %% ../nbs/workshop/guards.ipynb #3402f533
 @dataclass
 class _Call:
     "What one call of a module took and gave: tensors with one row per example."
@@ -223,7 +240,7 @@ def _tensors(tree):
         tree = list(tree.values())
     return [v for t in tree for v in _tensors(t)] if isinstance(tree, (tuple, list)) else []
 
-# %% ../nbs/workshop/guards.ipynb #23f32398
+# %% ../nbs/workshop/guards.ipynb #fc61f5cf
 def _traced(model, x):
     "Send rows, or `Views` of them, through a copy of the model and watch every module."
     model = copy.deepcopy(model)
@@ -231,9 +248,12 @@ def _traced(model, x):
     trace = _Trace([], [], {}, set(), b, k)
 
     def watched(tree):
-        found = _tensors(tree)
-        trace.dims.update(d for v in found for d in v.shape)
-        return [v.detach().clone() for v in found if v.dim() and len(v) == b*k]
+        kept = []
+        for v in _tensors(tree):
+            trace.dims.update(v.shape)
+            if v.dim() and len(v) == b*k:
+                kept.append(v.detach().clone())
+        return kept
 
     def note(path, module, args, kwargs, result):
         trace.calls.append(_Call(path, watched((args, kwargs)), watched(result)))
@@ -250,10 +270,14 @@ def _moved(old, new, rows):
     "Did tensors change in some of their rows?"
     if [v.shape for v in old] != [v.shape for v in new]:
         return True
-    pairs = [(v[rows].double(), w[rows].double()) for v, w in zip(old, new)]
-    return not all(torch.allclose(v, w, 1e-4, 1e-6, equal_nan=True) for v, w in pairs)
+    for v, w in zip(old, new):
+        v = v[rows].double()
+        w = w[rows].double()
+        if not torch.allclose(v, w, 1e-4, 1e-6, equal_nan=True):
+            return True
+    return False
 
-# %% ../nbs/workshop/guards.ipynb #cc1d4a89
+# %% ../nbs/workshop/guards.ipynb #ba73169e
 def _first_moved(old, new, example):
     "Path of the first module whose result moved for an example though its arguments stayed."
     rows = old.rows(example)
@@ -287,7 +311,7 @@ def _compare_passes(model, x, other):
                              "alone, as with nn.GroupNorm or nn.LayerNorm")
     return first
 
-# %% ../nbs/workshop/guards.ipynb #03c96ab5
+# %% ../nbs/workshop/guards.ipynb #f9fbfcf6
 def refuse_mixing(
     model,  # `nn.Module`; it stays as it is
     x,      # (b,...) rows as the model takes them, b > 1
@@ -330,7 +354,7 @@ def _shaken(model, dtype, by=.05):
                 p.add_(by*torch.randn(p.shape, generator=g).to(p))
     return twin
 
-# %% ../nbs/workshop/guards.ipynb #552d2c8e
+# %% ../nbs/workshop/guards.ipynb #14d4a83e
 def _losses_and_slopes(loss_fn, output, y):
     "The losses (b,), and the gradient of their sum with respect to every output."
     output = tree_map(lambda v: v.detach().clone().requires_grad_(v.is_floating_point()), output)
@@ -339,6 +363,15 @@ def _losses_and_slopes(loss_fn, output, y):
         losses = losses_of(loss_fn, output, y, count(output))
         slopes = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
     return losses.detach(), slopes
+
+
+def _close_together(values, truth, tol):
+    "Do all tensors agree, relative to the largest number among them?"
+    size = max(v.nan_to_num(0., 0., 0.).abs().max().item() for v in truth)
+    for v, w in zip(values, truth):
+        if not torch.allclose(v, w, tol, tol*size, equal_nan=True):
+            return False
+    return True
 
 
 def refuse_mixed_loss(
@@ -350,18 +383,18 @@ def refuse_mixed_loss(
     "Refuse a loss in which one row's output or label acts on another row."
     # ValueError
     losses, slopes = _losses_and_slopes(loss_fn, output, y)
+    shapes = [tuple(v.shape) for v in _tensors((output, y))]
     for i in range(len(losses)):
         row = slice(i, i + 1)
-        alone, alone_slopes = _losses_and_slopes(loss_fn, take(output, row), take(y, row))
-        pairs = [(losses[row], alone), *((s[row], a) for s, a in zip(slopes, alone_slopes))]
-        size = max(a.nan_to_num(0., 0., 0.).abs().max().item() for _, a in pairs)
-        if not all(torch.allclose(v, a, tol, tol*size, equal_nan=True) for v, a in pairs):
-            shapes = [tuple(v.shape) for v in _tensors((output, y))]
-            raise ValueError(f"loss_fn mixes examples: a row's loss is {alone.item():.4g} alone "
-                             f"and {losses[i].item():.4g} beside others. Compute each row's loss "
-                             f"from its own output and label; do the shapes fit ({shapes})?")
+        alone, own_slopes = _losses_and_slopes(loss_fn, take(output, row), take(y, row))
+        beside = [losses[row], *(slope[row] for slope in slopes)]
+        if not _close_together(beside, [alone, *own_slopes], tol):
+            raise ValueError(f"loss_fn mixes examples: a row's loss ({alone.item():.4g} alone, "
+                             f"{losses[i].item():.4g} beside others) or its gradient depends on "
+                             "other rows. Compute it from the row's own output and label; do the "
+                             f"shapes fit ({shapes})?")
 
-# %% ../nbs/workshop/guards.ipynb #976ac2e0
+# %% ../nbs/workshop/guards.ipynb #f733fa53
 def check_labels(
     data,     # `Examples`
     loss_fn,  # only cross-entropy is checked
@@ -384,7 +417,7 @@ def check_labels(
         raise ValueError(f"label {bad.flatten()[0].item()} is out of range: the model has "
                          f"{output.shape[1]} outputs, for labels 0 to {output.shape[1] - 1}")
 
-# %% ../nbs/workshop/guards.ipynb #b547d892
+# %% ../nbs/workshop/guards.ipynb #96041bf7
 @dataclass
 class _Stage:
     "A copy of the model to experiment on, and made-up rows as it takes them."
@@ -417,7 +450,7 @@ class _Stage:
         return [loop_grad_sum(self.model, self.loss_fn, take(x, row), take(y, row), torch.ones_like)
                 for row in rows]
 
-# %% ../nbs/workshop/guards.ipynb #6a8c2c7f
+# %% ../nbs/workshop/guards.ipynb #ee74bbb5
 _FACTORS = (.7, 1., .4, .9)  # what the chosen examples are multiplied with
 
 
@@ -431,34 +464,38 @@ class _Pick:
         self.at += norms.shape[1]  # the loop asks for one column at a time
         return self.factors[columns].to(norms).expand_as(norms)
 
-
+# %% ../nbs/workshop/guards.ipynb #811b8a1d
 def _mixed_batch(stage, chosen, m, b, seed):
     "A batch with the first m chosen rows among others, and where they are."
-    g = torch.Generator().manual_seed(seed)
-    order = torch.randperm(b, generator=g)
+    order = torch.randperm(b, generator=torch.Generator().manual_seed(seed))
     x, y = (take(tree, slice(m)) for tree in chosen)
     if b > m:
-        others = stage.rows(b - m, seed)
-        x, y = _cat(x, others[0]), _cat(y, others[1])
+        other_x, other_y = stage.rows(b - m, seed)
+        x = _cat(x, other_x)
+        y = _cat(y, other_y)
     index = order.to(stage.like.device)
-    return take(x, index), take(y, index), order.argsort()[:m]
+    where = order.argsort()[:m]
+    return take(x, index), take(y, index), where
 
 
 def _gaps(grads, norms, alone, factors, at):
     "Relative distances of norms and weighted sum from the truth."
-    truth = torch.cat([own for _, own in alone], 1)       # (l,m)
-    lengths = torch.linalg.vector_norm(truth, dim=0)      # (m,)
+    truth = torch.cat([own for _, own in alone], 1)   # (l,m)
+    lengths = torch.linalg.vector_norm(truth, dim=0)  # (m,)
     off = torch.linalg.vector_norm(norms[:, at] - truth, dim=0)
-    off_norm = (off/lengths.clamp(min=1e-6*lengths.max())).max()
+    at_least = 1e-6*lengths.max()
+    off_norm = (off/lengths.clamp(min=at_least)).max()
 
-    squares = 0.
+    squares = []
     for name, g in grads.items():
-        want = sum(f*own[name] for f, (own, _) in zip(factors, alone))
-        squares = squares + (g - want).double().square().sum()
-    off_sum = squares.sqrt()/(lengths*torch.tensor(factors).to(lengths)).sum()
+        for f, (own, _) in zip(factors, alone):
+            g = g - f*own[name]
+        squares.append(g.double().square().sum())
+    longest = (lengths*torch.tensor(factors).to(lengths)).sum()
+    off_sum = sum(squares).sqrt()/longest
     return off_norm.item(), off_sum.item()
 
-# %% ../nbs/workshop/guards.ipynb #86996755
+# %% ../nbs/workshop/guards.ipynb #e149d1de
 def _find_stranger(model, x, other, example):
     "A sentence about the first layer that takes something else for the examples, or ''."
     before, after = _traced(model, x), _traced(model, _keep_rest(x, other, example))
@@ -468,12 +505,14 @@ def _find_stranger(model, x, other, example):
         module = model.get_submodule(old.path)
         if not any(p.requires_grad for p in module.parameters(recurse=False)):
             continue
-        moved = {i for i in range(before.b*before.k) if _moved(old.taken, new.taken, [i])}
+        who = _name(model, old.path)
+        rows = range(before.b*before.k)
+        moved = {i for i in rows if _moved(old.taken, new.taken, [i])}
         if not old.taken or moved - own:
-            return (f" {_name(model, old.path)} takes something else than the examples, or another "
-                    "order of them, for its first dimension.")
+            return (f" {who} takes something else than the examples, or another order of them, "
+                    "for its first dimension.")
         if not moved and not blind:
-            blind = f" {_name(model, old.path)} does not see the examples in its first dimension."
+            blind = f" {who} does not see the examples in its first dimension."
     return blind
 
 
@@ -481,23 +520,30 @@ def _keep_rest(x, other, row):
     "The rows of `x`, but one of `other`."
     return _keep_row(other, x, row)
 
-# %% ../nbs/workshop/guards.ipynb #1842efe3
+# %% ../nbs/workshop/guards.ipynb #929a5696
+def _check_answer(who, grads, norms, names, b):
+    "Refuse what no engine may return."
+    got, shape = tuple(norms.shape), (len(names), b)
+    if sorted(grads) != sorted(names) or got != shape:
+        raise ValueError(f"{who} returned {len(grads)} sums and norms {got} at a batch of {b}: "
+                         f"return a sum per trainable parameter, and norms {shape}")
+
+
 def _prove_at(engine, stage, chosen, alone, b, seed):
     "Compare engine and truth at one batch size."
     m = min(len(alone), max(1, b - 1))
     x, y, at = _mixed_batch(stage, chosen, m, b, seed)
-    factors = torch.zeros(b, dtype=torch.float64, device=stage.like.device)
-    factors[at] = torch.tensor(_FACTORS[:m], dtype=torch.float64, device=factors.device)
-    grads, norms = engine(stage.model, stage.loss_fn, x, y, _Pick(factors))
-    names = list(trainable(stage.model))
-    shape = (len(names), b)
+    factors = torch.zeros(b, dtype=torch.float64)
+    factors[at] = torch.tensor(_FACTORS[:m], dtype=torch.float64)
+    clip = _Pick(factors.to(stage.like.device))
     who = getattr(engine, "__name__", type(engine).__name__)
-    if sorted(grads) != sorted(names) or tuple(norms.shape) != shape:
-        raise ValueError(f"{who} returned {len(grads)} sums and norms {tuple(norms.shape)} at a "
-                         f"batch of {b}: return a sum per trainable parameter, and norms {shape}")
+
+    grads, norms = engine(stage.model, stage.loss_fn, x, y, clip)
+    _check_answer(who, grads, norms, list(trainable(stage.model)), b)
     off_norm, off_sum = _gaps(grads, norms, alone[:m], _FACTORS[:m], at)
     if off_norm <= stage.tol and off_sum <= stage.tol:
         return
+
     others = stage.rows(b, seed + 1)[0]
     where = _find_stranger(stage.model, x, others, at[0].item())
     raise ValueError(f"an example's gradient is not its own: at a batch of {b} made-up rows, {who} "
@@ -505,7 +551,7 @@ def _prove_at(engine, stage, chosen, alone, b, seed):
                      f"the sum.{where} Keep the examples in the first dimension, in their order, "
                      "or take vmap_grad_sum, which runs every example by itself")
 
-# %% ../nbs/workshop/guards.ipynb #32b170f5
+# %% ../nbs/workshop/guards.ipynb #f9072465
 def _chosen(stage, seed):
     "Four rows, fewer if one takes long, and the truth about them."
     clock = time.perf_counter()
@@ -527,14 +573,15 @@ def _prove_engine(engine, stage, dims, budget, began):
     clock = time.perf_counter()
     more = sorted(d for d in dims if 1 < d <= 64 and d not in (3, 4))
     for b in (3, 4, *more):
-        cost = (time.perf_counter() - clock)/max(1, sum(tried))  # seconds a row
-        if len(tried) >= 2 and time.perf_counter() - began + b*cost > budget:
+        now = time.perf_counter()
+        expected = b*(now - clock)/max(1, sum(tried))  # seconds
+        if len(tried) >= 2 and now - began + expected > budget:
             break
         _prove_at(engine, stage, chosen, alone, b, seed=100 + b)
         tried.append(b)
     return tuple(tried)
 
-# %% ../nbs/workshop/guards.ipynb #61027203
+# %% ../nbs/workshop/guards.ipynb #9b11580b
 def _one_per_row(output, rows):
     "Can rows be taken from all of a model's output?"
     return all(isinstance(v, torch.Tensor) and v.dim() and len(v) == rows for v in leaves(output))
@@ -556,7 +603,7 @@ def _prove(engine, stage, budget, began):
     dims = trace.dims | {d for v in leaves(rows) for d in v.shape[1:]}
     return _prove_engine(engine, stage, dims, budget, began)
 
-# %% ../nbs/workshop/guards.ipynb #ce43bbaf
+# %% ../nbs/workshop/guards.ipynb #934580c6
 @contextmanager
 def _settings(dtype, one_thread):
     "For a moment: tensors that a model makes have its precision, and a small model one thread."
@@ -570,7 +617,7 @@ def _settings(dtype, one_thread):
         torch.set_default_dtype(usual)
         torch.set_num_threads(threads)
 
-# %% ../nbs/workshop/guards.ipynb #c8eb90a8
+# %% ../nbs/workshop/guards.ipynb #b349f834
 def prove_separate(
     engine,           # (model, loss_fn, x, y, clip) -> clipped sum, norms (l,b)
     model,            # `nn.Module`; it stays as it is
