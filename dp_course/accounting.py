@@ -180,7 +180,11 @@ def _round_up(sigma):
 
 def _check_budget(eps):
     "Refuse a budget that no noise can keep, or that asks for none."
-    if not 0 < eps < math.inf:
+    try:
+        good = 0 < eps < math.inf
+    except TypeError:
+        good = False
+    if not good:
         raise ValueError(f"{eps=} is no budget to aim at: pass a finite number > 0")
 
 # %% ../nbs/03_cost.ipynb #bc8e9aa5
@@ -195,8 +199,8 @@ def noise_multiplier(
     "Find the noise multiplier with which the steps spend at most `eps`, rounded up."
     # Neighbours: one example added or removed.
     # ValueError: a number out of range, no accountant, an eps too small for RDP's orders
-    require(eps=eps, delta=delta, q=q, steps=steps)
     _check_budget(eps)
+    require(delta=delta, q=q, steps=steps)
     _check_accountant(accountant)
     if q == 0 or steps == 0:
         return 0.
@@ -223,8 +227,7 @@ def noise_multiplier(
 # %% ../nbs/03_cost.ipynb #ff608bf5
 def _check_plan(plan):
     "Refuse numbers that make no sense, alone or together."
-    numbers = {name: getattr(plan, name) for name in ("n", "batch_size", "steps", "eps", "delta")}
-    require(**numbers)
+    require(n=plan.n, batch_size=plan.batch_size, steps=plan.steps, delta=plan.delta)
     _check_budget(plan.eps)
     _check_accountant(plan.accountant)
     if plan.n < 1:

@@ -69,7 +69,7 @@ _FLAGS = {
         help="go on with the latest unfinished PRESET in --out"),
 }
 
-# %% ../nbs/workshop/command.ipynb #5ee4eed7
+# %% ../nbs/workshop/command.ipynb #b320c190
 _ABOUT = """\
 Train an image classifier with differential privacy: what it publishes is almost as
 likely whether or not any one example was in its training set."""
@@ -91,13 +91,13 @@ def _epilog():
     full = [name for name in PRESETS if not name.endswith("-fast")]
     return _PRESETS + "\n".join(f"  {name:23}{PRESETS[name]['about']}" for name in full) + _EXAMPLES
 
-
+# %% ../nbs/workshop/command.ipynb #c5fb9a83
 class Parser(argparse.ArgumentParser):
-    "A parser that raises `ValueError` instead of printing two pages and leaving."
+    "A parser that raises `ValueError` instead of printing the usage and leaving."
     def error(self, message):
         raise ValueError(f"{message} (dp-train --help shows all options)")
 
-# %% ../nbs/workshop/command.ipynb #4908bec5
+# %% ../nbs/workshop/command.ipynb #0f5d2120
 def make_parser():
     "Say what the command understands."
     parser = Parser(
@@ -120,7 +120,7 @@ def make_parser():
         )
     return parser
 
-# %% ../nbs/workshop/command.ipynb #954afb65
+# %% ../nbs/workshop/command.ipynb #00e8ba7c
 def _check(args):
     "Refuse what no run can do."
     # ValueError: the rule, the value, the way out

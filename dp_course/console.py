@@ -277,7 +277,7 @@ class Bar:
         "Leave the bar where it is."
         self.bar.close()
 
-# %% ../nbs/workshop/console.ipynb #ad34a473
+# %% ../nbs/workshop/console.ipynb #52bcea0b
 def _draw(record, path):
     "Save the figure of a record."
     figure = plot_record(record)
@@ -312,7 +312,7 @@ def finish(
         _remove(paths.pop("checkpoint"), "*")  # the previous one too: it holds the same seed
     return {**end, "plan": trainer.plan, "paths": paths}
 
-# %% ../nbs/workshop/console.ipynb #506952c3
+# %% ../nbs/workshop/console.ipynb #d4f9c194
 def describe_end(
     end,  # from `finish`
 ):        # several lines

@@ -237,7 +237,7 @@ def test_a_plan_without_noise_is_defined():
 # --- the threshold that is learnt
 
 def test_update_is_algorithm_1_by_hand():
-    "11 of 20 norms are at most C = 1: (11-9)/2 centred, plus noise, over the constant 100, plus 1/2."
+    "11 of 20 norms are at most 1: (11-9)/2 centred, plus noise, over the constant 100, plus 1/2."
     norms = torch.tensor([.5]*10 + [1.] + [1.001]*9)[None]
     for seed in range(5):
         clip = AdaptiveClip(100, 1., quantile=.3, lr=.2, bit_sigma=7.)
@@ -269,7 +269,7 @@ def after_one_step(b, bit_sigma=2.5, seed=0):
 
 
 def test_the_threshold_leaks_no_more_than_its_noise_hides():
-    "log C moves by lr/2B when a stranger comes; its noise is lr*bit_sigma/B: multiplier 2*bit_sigma."
+    "A stranger moves log C by lr/2B; its noise is lr*bit_sigma/B: the multiplier is 2*bit_sigma."
     def log_c(b):
         return float64([math.log(after_one_step(b, seed=seed)) for seed in range(4000)])
     without, move = log_c(7), .2*.5/50
@@ -279,7 +279,7 @@ def test_the_threshold_leaks_no_more_than_its_noise_hides():
 
 
 def test_unnoised_update_leaks_and_noised_update_hides_the_batch():
-    "Without noise C_{t+1} is a function of the batch; with it, either batch gives the same C_{t+1}."
+    "Without noise the next C is a function of the batch; with it, either batch gives the same C."
     assert len({after_one_step(7, 0., seed) for seed in range(20)}) == 1
     assert after_one_step(7, 0.) != after_one_step(8, 0.)
     a, b = ({round(after_one_step(n, seed=seed), 3) for seed in range(2000)} for n in (7, 8))
