@@ -12,28 +12,55 @@ from pathlib import Path
 import torch
 
 # %% ../nbs/workshop/checkpoints.ipynb #5c31b87b
-def save_atomic(state, path):
-    "Write a file that only its owner can read and that is never half there; keep the old one as `path`.prev."
-    # ValueError: the state (a dict of tensors and plain values, with a 'kind') would not load again.
-    temp, prev = (Path(f"{path}{end}") for end in (".tmp", ".prev"))
-    temp.unlink(missing_ok=True)
-    with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+def _write_private(state, path):
+    "Write a file that only its owner can read, down to the disk."
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
         torch.save(state, f)
-        f.flush(); os.fsync(f.fileno())
-    try: load_checked(temp, state["kind"])
-    except ValueError as e: raise ValueError(f"{path} not written: it would not load again") from e
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _keep_previous(path, prev):
+    "Keep the file of `path` under another name, too."
+    prev.unlink(missing_ok=True)
+    try:
+        os.link(path, prev)
+    except OSError:  # a disk without hard links
+        os.replace(path, prev)
+
+
+def save_atomic(
+    state,  # dict of tensors and plain values, with a 'kind'
+    path,   # file; the old one is kept as `path`.prev
+):
+    "Write a file that only its owner can read and that is never half there."
+    # ValueError: the state would not load again
+    temp, prev = Path(f"{path}.tmp"), Path(f"{path}.prev")
+    _write_private(state, temp)
+    try:
+        load_checked(temp, state["kind"])
+    except ValueError as error:
+        raise ValueError(f"{path} not written: it would not load again") from error
     if Path(path).exists():
-        prev.unlink(missing_ok=True)
-        try: os.link(path, prev)
-        except OSError: os.replace(path, prev)  # a disk without hard links
+        _keep_previous(path, prev)
     os.replace(temp, path)
 
-def load_checked(path, kind):
-    "Read what `save_atomic` wrote, or say by name what is wrong with the file; runs no code from it."
-    # FileNotFoundError; ValueError: truncated, foreign, of another kind.
-    hint = f"; the one before it is {path}.prev" if Path(f"{path}.prev").exists() else ""
-    try: state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError: raise FileNotFoundError(f"there is no {path}{hint}") from None
-    except Exception as e: raise ValueError(f"{path} is truncated or foreign{hint} ({e})") from e
-    if isinstance(state, dict) and state.get("kind") == kind: return state
+# %% ../nbs/workshop/checkpoints.ipynb #cf2d8d91
+def load_checked(
+    path,  # file
+    kind,  # what it must say it is
+):         # dict
+    "Read what `save_atomic` wrote, without running any code that may be in it."
+    # FileNotFoundError; ValueError: truncated, foreign, of another kind; both name the file
+    prev = Path(f"{path}.prev")
+    hint = f"; the one before it is {prev}" if prev.exists() else ""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no {path}{hint}") from None
+    except Exception as error:  # whatever a broken file does to the reader
+        raise ValueError(f"{path} is truncated or foreign{hint} ({error})") from error
+    if isinstance(state, dict) and state.get("kind") == kind:
+        return state
     raise ValueError(f"{path} is not a {kind}{hint}")

@@ -230,11 +230,11 @@ def std(
     sigma,  # noise multiplier that the plan pays for
 ):          # of the noise on the *sum*: a number, or (l,) with `own_noise`
     "Noise for the planned `sigma`, counts included."
-    root = self.max_norms.numel()**.5
+    sqrt_k = self.max_norms.numel()**.5
     if self.batch_size is not None:
-        sigma = split_sigma(sigma, self.bit_sigma/root)
+        sigma = split_sigma(sigma, self.bit_sigma/sqrt_k)
     if self.own_noise and self.groups is not None:  # one number C: thresholds are equal anyway
-        return (sigma*root*self.max_norms)[self.groups]
+        return (sigma*sqrt_k*self.max_norms)[self.groups]
     return sigma*self.sensitivity
 
 

@@ -20,9 +20,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-with warnings.catch_warnings():  # without ipywidgets it warns, and falls back to text
-    warnings.simplefilter("ignore")
-    from tqdm.auto import tqdm
+warnings.filterwarnings("ignore", message="IProgress not found")  # no ipywidgets: a bar of text
+from tqdm.auto import tqdm
 
 # %% ../nbs/00_start.ipynb #46551eec
 def seed_all(

@@ -127,9 +127,10 @@ class Tape:
         else:
             self.add(p, weight.keep(weight.gradients(), once=False))
 
-# %% ../nbs/workshop/engines.ipynb #e9436379
+# %% ../nbs/workshop/engines.ipynb #b66bd734
 @patch_to(Tape)
 def name(self, m):
+    "Name a module by its path and type."
     return f"{self.paths[id(m)]} ({type(m).__name__})"
 
 
@@ -148,6 +149,7 @@ def check_rows(self, m, x):
 
 @patch_to(Tape)
 def norms(self):  # (l,b)
+    "Norms per parameter and example, zero where a parameter was not used."
     unused = torch.zeros(self.b, dtype=self.dtype, device=self.anchor.device)
     pieces = [self.pieces.get(id(p)) for p in self.params.values()]
     squares = [unused if q is None else q.squared_norms().to(self.dtype) for q in pieces]
@@ -156,6 +158,7 @@ def norms(self):  # (l,b)
 
 @patch_to(Tape)
 def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
+    "Weighted sums of all gradients."
     sums = {}
     for (name, p), f in zip(self.params.items(), factors):
         if id(p) in self.pieces:

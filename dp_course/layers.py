@@ -419,7 +419,8 @@ def _convolved(self, x, filters):
 
 
 @patch_to(StandardizedWeight)
-def ghost_norms(self):  # (b) squared
+def ghost_norms(self):  # (b)
+    "Squared norms of the raw gradients, from inner products."
     inner, (c, f, _) = self.inner, self.filters
     scaled = ConvWeight(inner.conv, self.x, self.g*f.view(-1, 1, 1), inner.b, inner.padding)
     gg = scaled.ghost_norms()

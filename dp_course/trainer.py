@@ -46,7 +46,7 @@ def step_generator(
     state[24:24 + 8*624] = torch.from_numpy(words.view(np.uint8))
     return g.set_state(state)
 
-# %% ../nbs/05_trainer.ipynb #ca668697
+# %% ../nbs/05_trainer.ipynb #e8de07c6
 @dataclass(frozen=True, repr=False)
 class SecretSeed:
     "What all randomness of a run is derived from, and how it came about."
@@ -86,7 +86,7 @@ def _new_seed(given=None):
     "A fresh `SecretSeed`: from the operating system, unless the user gives one."
     return SecretSeed(os.urandom(32).hex() if given is None else str(given), given is None)
 
-# %% ../nbs/05_trainer.ipynb #c7b2c7aa
+# %% ../nbs/05_trainer.ipynb #91c03ba6
 class Ledger(dict):
     "A dict: seed -> the set of steps ever computed with it."
 
@@ -109,7 +109,7 @@ class Ledger(dict):
         for seed, steps in other.items():
             self.setdefault(seed, set()).update(steps)
 
-# %% ../nbs/05_trainer.ipynb #36e0618f
+# %% ../nbs/05_trainer.ipynb #4d331ed3
 def _kind(t):
     return f"{tuple(t.shape)} {t.dtype}" if isinstance(t, torch.Tensor) else type(t).__name__
 
@@ -128,7 +128,7 @@ def accuracy(
                          ": pass metric=binary_accuracy, squared_error or your own")
     return (output.argmax(1) == y).double()
 
-# %% ../nbs/05_trainer.ipynb #e2de107f
+# %% ../nbs/05_trainer.ipynb #25df293f
 def _like_labels(output, y):  # both (b,m)
     "Outputs and labels, number against number."
     if not isinstance(output, torch.Tensor) or output.numel() != y.numel():
@@ -154,7 +154,7 @@ def squared_error(
     output, y = _like_labels(output, y)
     return (output - y).square().mean(1)
 
-# %% ../nbs/05_trainer.ipynb #57eabfd3
+# %% ../nbs/05_trainer.ipynb #59713c81
 class _RunState:
     "What a run shows of itself: to be read, and not to be set."
     plan = property(lambda self: self._plan, doc="The plan; a trainer has one, and keeps it.")
@@ -183,7 +183,7 @@ class _RunState:
         "Everything beside the model that has a state."
         return [f for f in (self.optimizer, self.clip, *self.callbacks) if hasattr(f, "state_dict")]
 
-# %% ../nbs/05_trainer.ipynb #af0f243b
+# %% ../nbs/05_trainer.ipynb #e1ab1bff
 def _made_optimizer(optimizer, model):
     "An optimizer of exactly this model's parameters."
     params = trainable(model)
@@ -221,7 +221,7 @@ class Trainer(_RunState):
         plan,                  # `PrivacyPlan` with n = len(data)
         *,
         loss_fn=_per_row,      # (output, y) -> (b,) one loss per row; default cross-entropy
-        optimizer=None,        # of the model's parameters, or params -> optimizer; default SGD, lr 1
+        optimizer=None,        # of the model's parameters, or a maker of one; default SGD, lr 1
         clip=None,             # norms (l,b) -> factors (l,b); default `FlatClip(1.)`
         engine=fast_grad_sum,  # (model, loss_fn, x, y, clip) -> clipped sum, norms (l,b)
         callbacks=(),          # each f(trainer), called after every step
@@ -243,7 +243,7 @@ class Trainer(_RunState):
         refuse_unbounded(self.clip, plan.sigma, len(self.params))
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment)
 
-# %% ../nbs/05_trainer.ipynb #e3cc6ada
+# %% ../nbs/05_trainer.ipynb #475fc28d
 _BLOCK = 128  # examples that share the generator of their augmentation
 
 
@@ -275,7 +275,7 @@ def _rows_of(blocks, low, high):
         pieces.append([tree_map(lambda v: v[part], tree) for tree in blocks(block)])
     return [tree_map(lambda *v: torch.cat(v), *trees) for trees in zip(*pieces)]
 
-# %% ../nbs/05_trainer.ipynb #0896fc23
+# %% ../nbs/05_trainer.ipynb #05ccb60a
 @patch_to(Trainer)
 def _micro_batches(
     self,
@@ -295,7 +295,7 @@ def _micro_batches(
         else:
             yield _rows_of(blocks, start, stop)
 
-# %% ../nbs/05_trainer.ipynb #6b47c26e
+# %% ../nbs/05_trainer.ipynb #dca47613
 @patch_to(Trainer)
 def _sum_over(
     self,
@@ -319,7 +319,7 @@ def _clipped_sum(self, idx, t):
     "The clipped sum over the batch `idx` of step `t`, and the norms (l,b)."
     return self._sum_over(self._micro_batches(idx, t))
 
-# %% ../nbs/05_trainer.ipynb #cf7d73ad
+# %% ../nbs/05_trainer.ipynb #8af04496
 @patch_to(Trainer)
 def _private_step(self, t):
     "Sample, clip and sum, noise, divide, step. What is sensitive is born and dies in here."
@@ -334,7 +334,7 @@ def _private_step(self, t):
     self._nonfinite = self._nonfinite + (~norms.isfinite()).any(0).sum()
     self.clip.update(norms, self._secret.generator("clip", t, device=self.device))
 
-# %% ../nbs/05_trainer.ipynb #a8e6ef02
+# %% ../nbs/05_trainer.ipynb #a5d0566c
 @patch_to(Trainer)
 def left(self):
     "How many more steps are paid for; repeating one with the same seed is free."
@@ -368,7 +368,7 @@ def fit(
         self.step()
     return self
 
-# %% ../nbs/05_trainer.ipynb #40ee1547
+# %% ../nbs/05_trainer.ipynb #8d52665b
 @patch_to(Trainer)
 def epsilon(self):
     "What the steps so far have spent, at the plan's delta."
@@ -398,7 +398,7 @@ def evaluate(
         scores.append(self.metric(call_model(self.model, self._input(x)), y))
     return torch.cat(scores).double().mean().item()
 
-# %% ../nbs/05_trainer.ipynb #c0429cc3
+# %% ../nbs/05_trainer.ipynb #a2b34331
 @patch_to(Trainer)
 def _config(self):
     "What a checkpoint must share with the trainer that loads it."
@@ -429,7 +429,7 @@ def save(
         "ledger": {seed: sorted(steps) for seed, steps in self._ledger.items()},
     }, path)
 
-# %% ../nbs/05_trainer.ipynb #a4df1d79
+# %% ../nbs/05_trainer.ipynb #bd3e4f55
 @patch_to(Trainer)
 def load(
     self,

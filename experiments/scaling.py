@@ -73,10 +73,12 @@ NETS = {"mlp": mlp, "cnn": cnn}
 
 # ---- one run
 
+@lru_cache
 def grid_plan(batch_size, steps):
     return PrivacyPlan(n=N, batch_size=batch_size, steps=steps, eps=3., delta=DELTA)
 
 
+@lru_cache
 def papernot_plan(n, batch_size, epochs):
     steps = round(epochs*n/batch_size)
     return PrivacyPlan(n=n, batch_size=batch_size, steps=steps, eps=2.7, delta=DELTA)

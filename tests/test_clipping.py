@@ -37,6 +37,7 @@ from dp_course.gradients import (
 from dp_course.guards import refuse_unbounded
 from dp_course.records import sweep
 from dp_course.trainer import Trainer
+from experiments import clipping as recipe
 
 loss = partial(F.cross_entropy, reduction="none")
 ENGINES = [hook_grad_sum, vmap_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
@@ -227,17 +228,18 @@ def test_trainer_refuses_a_count_that_costs_too_much(clip):
 def test_a_plan_without_noise_is_defined():
     open_plan = types.SimpleNamespace(n=60, batch_size=12, steps=5, q=.2, sigma=0., eps=math.inf,
                                       delta=1e-5, accountant=RDPAccountant)
-    clips = [AdaptiveClip(12), AdaptiveClip(12, bit_sigma=0.),
-             LayerClip(1., range(4), batch_size=12), ScheduledClip([1.]*5, open_plan)]
+    clips = [AdaptiveClip(12), LayerClip(1., range(4), batch_size=12),
+             ScheduledClip([1.]*5, open_plan)]
     for clip in clips:
         run = trainer(clip, open_plan, seed=0).fit()
         assert run.epsilon() == math.inf and (torch.as_tensor(clip.std(0.)) == 0).all()
+    assert AdaptiveClip(12, bit_sigma=0.).std(0.) == 0
 
 
 # --- the threshold that is learnt
 
 def test_update_is_algorithm_1_by_hand():
-    "11 of 20 norms are at most C = 1: (11-9)/2 centred, plus noise, over the constant 100, plus 1/2."
+    "11 of 20 norms are at most 1: (11-9)/2 centred, plus noise, over the constant 100, plus 1/2."
     norms = torch.tensor([.5]*10 + [1.] + [1.001]*9)[None]
     for seed in range(5):
         clip = AdaptiveClip(100, 1., quantile=.3, lr=.2, bit_sigma=7.)
@@ -269,7 +271,7 @@ def after_one_step(b, bit_sigma=2.5, seed=0):
 
 
 def test_the_threshold_leaks_no_more_than_its_noise_hides():
-    "log C moves by lr/2B when a stranger comes; its noise is lr*bit_sigma/B: multiplier 2*bit_sigma."
+    "A stranger moves log C by lr/2B; its noise is lr*bit_sigma/B: the multiplier is 2*bit_sigma."
     def log_c(b):
         return float64([math.log(after_one_step(b, seed=seed)) for seed in range(4000)])
     without, move = log_c(7), .2*.5/50
@@ -279,7 +281,7 @@ def test_the_threshold_leaks_no_more_than_its_noise_hides():
 
 
 def test_unnoised_update_leaks_and_noised_update_hides_the_batch():
-    "Without noise C_{t+1} is a function of the batch; with it, either batch gives the same C_{t+1}."
+    "Without noise the next C is a function of the batch; with it, either batch gives the same C."
     assert len({after_one_step(7, 0., seed) for seed in range(20)}) == 1
     assert after_one_step(7, 0.) != after_one_step(8, 0.)
     a, b = ({round(after_one_step(n, seed=seed), 3) for seed in range(2000)} for n in (7, 8))
@@ -604,6 +606,15 @@ def test_replay_with_a_stranger_moves_the_sum_by_the_sensitivity_at_most(name):
 
 
 # --- the record that the notebook quotes
+
+@pytest.mark.parametrize("method", ["adaptive", "per layer, learnt", "dynamic"])
+def test_the_recipe_runs(method):
+    cell = dict(stage="final", method=method, speed=1., seed=0)
+    (start, end), = recipe.run(cell, task="digits", steps=10)
+    assert start["config"]["method"] == method and start["plan"]["steps"] == 10
+    assert 2.9 < end["eps_pld"] <= 3 and end["eps_pld"] < end["eps_rdp"]
+    assert 0 < end["test_accuracy"] < 1
+
 
 def test_the_record_tells_the_truth():
     rows = sweep("clipping")

@@ -1,0 +1,173 @@
+"Experiments: one harness for every sweep; its recipes still make the recorded rows."
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dp_course.accounting import epsilon
+from dp_course.data import load
+from dp_course.records import flat_row, read_runs, sweep
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from experiments import classes, clipping, harness, scaling, tricks  # noqa: E402
+
+RECIPES = {recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)}
+
+
+@pytest.fixture
+def toy(tmp_path):
+    "A recipe that trains nothing: three tuning runs, then two final ones with the best."
+    def run(cell):
+        toy.runs.append(cell)
+        start = dict(kind="start", preset="sweep-toy", config=cell, plan=None, seed=cell["seed"])
+        accuracy = 1 - abs(cell["lr"] - 2)/10
+        return [[start, dict(kind="end", finished=True, test_accuracy=accuracy, seconds=0.)]]
+
+    def cells(rows):
+        found = [dict(stage="tune", lr=lr, seed=0) for lr in (1, 2, 3)]
+        tried = harness.chosen(rows, stage="tune")
+        if len(tried) == 3:
+            best = max(tried, key=lambda row: row["accuracy"])["lr"]
+            found += [dict(stage="final", lr=best, seed=seed) for seed in (1, 2)]
+        return found
+
+    toy = SimpleNamespace(NAME="toy", PARTS={"all": cells}, run=run, runs=[],
+                          path=tmp_path/"sweep-toy.jsonl",
+                          key=lambda row: (row["stage"], row["lr"], row["seed"]))
+    return toy
+
+
+def work(toy, **options):
+    return harness.work(toy, "all", toy.path, say=lambda *words: None, **options)
+
+
+# ---- the harness
+
+def test_everything_runs_once_and_the_best_is_tested(toy):
+    assert work(toy)
+    assert [cell["lr"] for cell in toy.runs] == [1, 2, 3, 2, 2]
+    assert work(toy) and len(toy.runs) == 5
+    assert [row["stage"] for row in sweep(toy.path)] == ["tune"]*3 + ["final"]*2
+
+
+def test_no_time_no_run_and_the_rest_later(toy):
+    assert not work(toy, minutes=0) and not toy.runs
+    assert work(toy)
+
+
+def test_the_other_process_begins_at_the_other_end(toy):
+    assert work(toy, reverse=True)
+    assert [cell["lr"] for cell in toy.runs] == [3, 2, 1, 2, 2]
+    assert [cell["seed"] for cell in toy.runs[3:]] == [2, 1]
+
+
+def test_a_run_that_two_processes_made_counts_once(toy):
+    for _ in range(2):
+        harness.write(toy.path, toy.run(dict(stage="tune", lr=1, seed=0)))
+    assert len(read_runs(toy.path)) == 2 and len(harness.rows_of(toy, toy.path)) == 1
+
+
+def test_a_run_is_written_whole_or_not_at_all(toy):
+    work(toy)
+    before = toy.path.read_text()
+    with pytest.raises(ValueError, match="JSON"):
+        harness.write(toy.path, [[dict(kind="start"), dict(kind="end", accuracy=float("nan"))]])
+    assert toy.path.read_text() == before
+
+
+def test_the_command_line(toy, capsys):
+    harness.main({"toy": toy}, ["toy", "all", "--out", str(toy.path)])
+    assert "nothing is left" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        harness.main({"toy": toy}, ["toy", "nothing"])
+    assert "toy has no part 'nothing': pass one of all" in capsys.readouterr().err
+
+
+# ---- the recipes
+
+@pytest.mark.parametrize("name, part", [
+    ("clipping", "all"), ("scaling", "grid"), ("scaling", "papernot"), ("scaling", "small"),
+    ("scaling", "signal"), ("tricks", "ladder-few"), ("tricks", "ladder-many"),
+    ("tricks", "optimizers-few"), ("classes", "all")])
+def test_what_is_recorded_is_what_the_recipe_asks_for(name, part):
+    recipe = RECIPES[name]
+    rows = harness.rows_of(recipe)
+    recorded = set(map(recipe.key, rows))
+    cells = recipe.PARTS[part](rows)
+    assert cells and all(recipe.key(cell) in recorded for cell in cells)
+
+
+def test_the_clipping_record_holds_the_whole_recipe():
+    rows = clipping.rows()
+    final = harness.chosen(rows, stage="final")
+    assert {len(harness.chosen(final, method=method)) for method in clipping.METHODS} == {5}
+    for row in final:
+        assert row["speed"] == clipping.best_speed(row["method"], rows)
+    assert clipping.best_speed("adaptive", final) is None
+
+
+@pytest.mark.parametrize("method", clipping.METHODS)
+def test_a_miniature_of_every_clip(method):
+    cell = dict(stage="final", method=method, speed=1., seed=0)
+    (start, end), = clipping.run(cell, task="digits", steps=4)
+    row = flat_row([start, end])
+    assert row["eps"] == pytest.approx(3., abs=6e-3) and row["finished"]
+    assert row["eps_rdp"] > row["eps"] and row["tested_on"] == 360
+    assert set(sweep("clipping")[0]) <= set(row), "a field of the recorded rows is gone"
+    json.dumps([start, end], allow_nan=False)
+
+
+def test_a_miniature_of_scaling():
+    data = load("digits")
+    small = data.replace(train_x=data.normalize(data.train_x), test_x=data.normalize(data.test_x))
+    cell = dict(part="grid", stage="tune", model="mlp", n=1437, batch_size=64, steps=3, lr=1.,
+                momentum=0., max_norm=1., seed=100)
+    padded = small.replace(train_x=torch.nn.functional.pad(small.train_x, (3, 3, 3, 3)),
+                           test_x=torch.nn.functional.pad(small.test_x, (3, 3, 3, 3)))
+    row = flat_row(scaling.run(cell, padded)[0])
+    assert row["parameters"] == 6634 and row["split"] == "val" and row["planned"] == 3
+    spent = epsilon(q=row["q"], sigma=row["sigma"], steps=3, delta=row["delta"])
+    assert row["eps"] == pytest.approx(spent) and row["eps"] <= row["target_eps"] == 3.
+    assert set(sweep("scaling")[0]) <= set(row)
+
+
+def test_a_miniature_of_the_ladder():
+    cell = dict(stage="final", setting="few", rung="+ views", lr=1., seed=0)
+    row = flat_row(tricks.run(cell, load("digits"), batch_size=64, examples=3*64)[0])
+    assert row["steps"] == 3 and row["k"] == 4 and row["split"] == "test"
+    assert {"accuracy", "ema", "ema_no_warmup", "tail"} <= row.keys() and row["eps"] <= tricks.EPS
+    assert set(tricks.rows()[-1]) <= set(row)
+
+
+def test_a_miniature_of_the_classes():
+    data = load("digits")
+    features = data.replace(train_x=data.train_x.half()/16, test_x=data.test_x.half()/16)
+    row = flat_row(classes.run(dict(stage="final", lr=.002, seed=0), features, 6, 100)[0])
+    assert row["eps"] is None and not row["private"] and len(row["class_accuracy"]) == 10
+    assert row["accuracy"] == pytest.approx(344/360)  # as the first version computed it
+    assert set(sweep("classes")[0]) <= set(row)
+
+
+# ---- recorded rows, again
+
+@pytest.mark.parametrize("method, speed, seed", [("flat C=1", .5, 100), ("dynamic", 2., 100)])
+def test_a_recorded_row_of_the_clipping_sweep_comes_out_again(real, method, speed, seed):
+    real("fashion")
+    cell = dict(stage="tune", method=method, speed=speed, seed=seed)
+    row = flat_row(clipping.run(cell)[0])
+    recorded, = harness.chosen(clipping.rows(), **cell)
+    for name in ("accuracy", "eps", "eps_rdp", "sigma", "q", "lr", "tested_on", "accountant"):
+        assert row[name] == recorded[name], name
+
+
+def test_a_recorded_row_of_the_scaling_sweep_comes_out_again(real):
+    real("fashion")
+    rows = sweep("scaling")
+    cell = scaling.grid(rows)[0]
+    row = flat_row(scaling.run(cell)[0])
+    recorded, = (r for r in rows if scaling.key(r) == scaling.key(cell))
+    for name in ("accuracy", "eps", "sigma", "q", "parameters", "epochs", "tested_on"):
+        assert row[name] == recorded[name], name

@@ -1,0 +1,66 @@
+"Small plans, data and networks that several test modules share."
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dp_course.accounting import RDPAccountant
+from dp_course.data import Examples
+from dp_course.trainer import Trainer
+
+loss = partial(F.cross_entropy, reduction="none")
+close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+
+
+@dataclass
+class Plan:
+    "A plan that says what it is: no promise at all (eps is infinite), so that noise can be off."
+    n:int
+    batch_size:float
+    steps:int
+    sigma:float = 0.
+    eps:float = math.inf
+    delta:float = 1e-5
+    accountant:type = RDPAccountant
+
+    @property
+    def q(self):
+        return self.batch_size/self.n
+
+
+def toy(n=12, classes=3, shape=(5,), dtype=torch.float64, seed=0):
+    "Noise with random labels; the test part is the training part."
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, *shape, generator=g, dtype=dtype)
+    y = torch.randint(classes, (n,), generator=g)
+    return Examples(x, y, x, y)
+
+
+def linear(dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(5, 3).to(dtype)
+
+
+def conv():
+    "A frozen bias and a frozen weight are in it."
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
+                        nn.Conv2d(4, 4, 3, stride=2, bias=False), nn.Flatten(), nn.Linear(16, 3))
+    net[0].bias.requires_grad_(False)
+    net[3].weight.requires_grad_(False)
+    return net
+
+
+def trainer(plan=None, n=12, model=None, engine=None, **options):
+    "A trainer of a linear model; an `engine` takes its place after the proof."
+    made = Trainer(model or linear(), toy(n), plan or Plan(n, 4, 8, 1.), **options)
+    made.engine = engine or made.engine
+    return made
+
+
+def same(a, b):
+    "Do two networks have the same bits?"
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(u, v) for u, v in pairs)
