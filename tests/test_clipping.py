@@ -37,6 +37,7 @@ from dp_course.gradients import (
 from dp_course.guards import refuse_unbounded
 from dp_course.records import sweep
 from dp_course.trainer import Trainer
+from experiments import clipping as recipe
 
 loss = partial(F.cross_entropy, reduction="none")
 ENGINES = [hook_grad_sum, vmap_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
@@ -227,11 +228,12 @@ def test_trainer_refuses_a_count_that_costs_too_much(clip):
 def test_a_plan_without_noise_is_defined():
     open_plan = types.SimpleNamespace(n=60, batch_size=12, steps=5, q=.2, sigma=0., eps=math.inf,
                                       delta=1e-5, accountant=RDPAccountant)
-    clips = [AdaptiveClip(12), AdaptiveClip(12, bit_sigma=0.),
-             LayerClip(1., range(4), batch_size=12), ScheduledClip([1.]*5, open_plan)]
+    clips = [AdaptiveClip(12), LayerClip(1., range(4), batch_size=12),
+             ScheduledClip([1.]*5, open_plan)]
     for clip in clips:
         run = trainer(clip, open_plan, seed=0).fit()
         assert run.epsilon() == math.inf and (torch.as_tensor(clip.std(0.)) == 0).all()
+    assert AdaptiveClip(12, bit_sigma=0.).std(0.) == 0
 
 
 # --- the threshold that is learnt
@@ -604,6 +606,15 @@ def test_replay_with_a_stranger_moves_the_sum_by_the_sensitivity_at_most(name):
 
 
 # --- the record that the notebook quotes
+
+@pytest.mark.parametrize("method", ["adaptive", "per layer, learnt", "dynamic"])
+def test_the_recipe_runs(method):
+    cell = dict(stage="final", method=method, speed=1., seed=0)
+    (start, end), = recipe.run(cell, task="digits", steps=10)
+    assert start["config"]["method"] == method and start["plan"]["steps"] == 10
+    assert 2.9 < end["eps_pld"] <= 3 and end["eps_pld"] < end["eps_rdp"]
+    assert 0 < end["test_accuracy"] < 1
+
 
 def test_the_record_tells_the_truth():
     rows = sweep("clipping")

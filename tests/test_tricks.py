@@ -33,6 +33,7 @@ from dp_course.tricks import (
     swapped,
     views,
 )
+from experiments import tricks as recipe
 
 loss = partial(F.cross_entropy, reduction="none")
 
@@ -601,6 +602,13 @@ def test_plateaus_refuse(make):
 
 
 # --- the sweep
+
+def test_the_recipe_runs_and_measures_every_average(digits):
+    config = recipe.RUNGS["+ views"] | dict(batch_size=64)
+    run = recipe.train(digits, config, 1., 0, examples=3*64).fit()
+    assert set(recipe.measure(run)) == {"accuracy", "ema", "ema_no_warmup", "tail"}
+    assert run.t == 3 and run.epsilon() <= recipe.EPS
+
 
 def test_the_records_of_the_sweep_are_what_they_say():
     rows = sweep("tricks")
