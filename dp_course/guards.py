@@ -73,7 +73,6 @@ def _state(clip):
     "Everything about a clip that could have learnt, as flat tensors."
     state = dict(vars(clip))
     state["sensitivity"] = clip.sensitivity
-    state["std"] = clip.std(1e-3)  # a small sigma is paid for by every clip
     plain = {}
     for name, value in state.items():
         if isinstance(value, (int, float, torch.Tensor)):
@@ -90,9 +89,10 @@ def _updated(clip, norms, seed):
 
 # %% ../nbs/workshop/guards.ipynb #9745e226
 def refuse_mixed_clip(
-    clip,   # as for `refuse_unbounded`
-    l:int,  # parameter tensors
+    clip,              # as for `refuse_unbounded`
+    l:int,             # parameter tensors
     device="cpu",
+    noised:bool=True,  # False: a plan without noise promises nothing, and its clip may learn openly
 ):
     "Refuse a clip in which one example's norm acts on another, or that learns from norms unnoised."
     # ValueError
@@ -106,6 +106,8 @@ def refuse_mixed_clip(
     if not same or not torch.allclose(usual, alone, 1e-4, 1e-7):
         raise ValueError(f"{clip} mixes examples: one's factor moves when another's norm does. "
                          "Compute each column of the factors from that column of the norms alone")
+    if not noised:
+        return
     usual = _updated(clip, norms, seed=0)
     shorter = _updated(clip, .01*other[:, :3], seed=0)
     redrawn = _updated(clip, norms, seed=1)
@@ -619,22 +621,23 @@ def _settings(dtype, one_thread):
 
 # %% ../nbs/workshop/guards.ipynb #b349f834
 def prove_separate(
-    engine,           # (model, loss_fn, x, y, clip) -> clipped sum, norms (l,b)
-    model,            # `nn.Module`; it stays as it is
-    loss_fn,          # (output, y) -> (b,) one loss per row
-    data,             # `Examples`, or what `as_examples` takes: gives the form of the made-up rows
+    engine,            # (model, loss_fn, x, y, clip) -> clipped sum, norms (l,b)
+    model,             # `nn.Module`; it stays as it is
+    loss_fn,           # (output, y) -> (b,) one loss per row
+    data,              # `Examples`, or what `as_examples` takes: gives the form of the made-up rows
     *,
-    clip=None,        # norms (l,b) -> factors (l,b), with `update`; default `FlatClip(1.)`
-    augment=None,     # (x, y, generator) -> (x, y)
-    budget:float=1.,  # seconds; batches of 3 and 4 are always tried, other sizes while it lasts
-):                    # tuple of the batch sizes at which the engine was compared with the loop
+    clip=None,         # norms (l,b) -> factors (l,b), with `update`; default `FlatClip(1.)`
+    augment=None,      # (x, y, generator) -> (x, y)
+    noised:bool=True,  # False: the plan has sigma = 0, and the clip may learn without noise
+    budget:float=1.,   # seconds; batches of 3 and 4 are always tried, other sizes while it lasts
+):                     # tuple of the batch sizes at which the engine was compared with the loop
     "Prove on made-up rows that an example's part of the clipped sum depends on it alone."
     # ValueError says which part mixes (normalize, augment, clip, a module, loss_fn, the engine)
     began = time.perf_counter()
     data = as_examples(data)
     like = next(iter(trainable(model).values()))
     refuse_known(model)
-    refuse_mixed_clip(clip or FlatClip(1.), len(trainable(model)), like.device)
+    refuse_mixed_clip(clip or FlatClip(1.), len(trainable(model)), like.device, noised)
     refuse_mixed_rows(data, model, augment)
     for dtype in (torch.float64, like.dtype):
         stage = _Stage(_shaken(model, dtype), loss_fn, data, augment, like, dtype)

@@ -241,7 +241,8 @@ class Trainer(_RunState):
         _check_micro_batch(micro_batch)
         self.optimizer = _made_optimizer(optimizer, model)
         refuse_unbounded(self.clip, plan.sigma, len(self.params))
-        prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment)
+        prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
+                       noised=plan.sigma > 0)
 
 # %% ../nbs/05_trainer.ipynb #475fc28d
 _BLOCK = 128  # examples that share the generator of their augmentation
