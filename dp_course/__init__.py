@@ -1,9 +1,11 @@
 "Differentially private deep learning: what the course exports, and its public names."
 __version__ = "0.2.0"
 
+from . import definition, models, results, scaling, scattering  # help() shows these, too
 from .accounting import PrivacyPlan, epsilon, noise_multiplier
 from .clipping import AdaptiveClip, LayerClip
 from .data import Examples, load
+from .docs import document_package
 from .dpsgd import FlatClip, loop_grad_sum
 from .gradients import (
     bookkeeping_grad_sum,
@@ -14,3 +16,5 @@ from .gradients import (
 )
 from .trainer import Trainer
 from .tricks import EMA
+
+document_package()  # what the sources say beside each parameter stands in help(), too
