@@ -21,6 +21,7 @@ from .accounting import PrivacyPlan
 from .batches import call_model, count, flatten_views, leaves, losses_of, take, tree_map
 from .data import as_examples
 from .dpsgd import FlatClip, loop_grad_sum, trainable
+from .engines import refuse_statistics
 
 # %% ../nbs/workshop/guards.ipynb #abddddcf
 def check_plan(
@@ -221,10 +222,7 @@ def refuse_known(
     "Refuse layers that are known to mix examples, or to draw numbers that no seed repeats."
     # ValueError names the module and what to put there
     for path, m in model.named_modules():
-        mixes = isinstance(m, nn.modules.batchnorm._BatchNorm)
-        if mixes or getattr(m, "track_running_stats", False):
-            raise ValueError(f"{_name(model, path)} uses statistics of many examples: put "
-                             "nn.GroupNorm there")
+        refuse_statistics(m, _name(model, path), idle=False)
         if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
             raise ValueError(f"{_name(model, path)} draws random numbers that don't come from the "
                              "run's seed, so it could not be resumed: remove it or set p=0; the "

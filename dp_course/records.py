@@ -18,14 +18,14 @@ import time
 from dataclasses import asdict, is_dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import version
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 import torch
 
 import dp_course
 from .accounting import RDPAccountant, epsilon
-from .batches import call_model
+
 from .core import PALETTE, machine, panels
 from .processes import Peers
 from .tricks import swapped
@@ -234,12 +234,9 @@ def class_counts(
     "Count what the network recognizes, class by class, on the public test part."
     data = trainer.data
     counts = torch.zeros(2, len(data.classes), dtype=torch.int64, device=trainer.device)
-    trainer.model.eval()  # `step` goes back to train mode
-    for number, (x, y) in enumerate(data.test_rows(chunk)):
-        if number % peers.world != peers.rank:
-            continue
-        y = y.to(trainer.device)
-        guess = call_model(trainer.model, trainer._input(x)).argmax(1)
+    mine = islice(data.test_rows(chunk), peers.rank, None, peers.world)
+    for output, y in trainer.outputs(mine):
+        guess = output.argmax(1)
         counts[0] += torch.bincount(y[guess == y], minlength=len(data.classes))
         counts[1] += torch.bincount(y, minlength=len(data.classes))
     return peers.all_reduce(counts)

@@ -386,17 +386,26 @@ def statement(self):
 
 @patch_to(Trainer)
 @torch.no_grad()
+def outputs(
+    self,
+    pieces,  # raw rows and labels (x, y), piece by piece
+):           # yields (output, y), on the device
+    "Run the model in eval mode; `step` goes back to train mode."
+    self.model.eval()
+    for x, y in pieces:
+        output = call_model(self.model, self._input(x))
+        yield output, tree_map(lambda v: v.to(self.device), y)
+
+
+@patch_to(Trainer)
 def evaluate(
     self,
     chunk:int=2048,  # test examples at a time
 ):                   # float: for `accuracy` between 0 and 1
     "Measure the mean of `metric` on the public test part."
     # ValueError from the metric, if it does not fit the model's outputs
-    self.model.eval()  # `step` goes back to train mode
-    scores = []
-    for x, y in self.data.test_rows(chunk):
-        y = tree_map(lambda v: v.to(self.device), y)
-        scores.append(self.metric(call_model(self.model, self._input(x)), y))
+    pairs = self.outputs(self.data.test_rows(chunk))
+    scores = [self.metric(output, y) for output, y in pairs]
     return torch.cat(scores).double().mean().item()
 
 # %% ../nbs/05_trainer.ipynb #a2b34331

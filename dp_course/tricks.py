@@ -358,12 +358,10 @@ class NoisyAccuracy:
 @torch.no_grad()
 def _correct(trainer, x, y, chunk=2048):
     "Count the examples that the trainer's model gets right: private, to be noised at once."
-    model, training, correct = trainer.model, trainer.model.training, 0
-    model.eval()
-    for rows, labels in zip(x.split(chunk), y.split(chunk)):
-        guess = model(trainer.data.normalize(rows.to(trainer.device))).argmax(1)
-        correct = correct + (guess == labels.to(trainer.device)).sum()
-    model.train(training)
+    training, correct = trainer.model.training, 0
+    for output, labels in trainer.outputs(zip(x.split(chunk), y.split(chunk))):
+        correct = correct + (output.argmax(1) == labels).sum()
+    trainer.model.train(training)
     return int(correct)
 
 

@@ -824,9 +824,9 @@ def test_a_parameter_used_outside_its_module_is_noticed(engine, make, name):
 
 
 REFUSED = [
-    (nn.BatchNorm2d(3), "1 is BatchNorm2d.*GroupNorm"),
-    (nn.InstanceNorm2d(3, track_running_stats=True), "1 is InstanceNorm2d"),
-    (nn.SyncBatchNorm(3), "1 is SyncBatchNorm"),
+    (nn.BatchNorm2d(3), r"1 \(BatchNorm2d\).*GroupNorm"),
+    (nn.InstanceNorm2d(3, track_running_stats=True), r"1 \(InstanceNorm2d\)"),
+    (nn.SyncBatchNorm(3), r"1 \(SyncBatchNorm\)"),
     (nn.LSTM(6, 3), "1 is LSTM.*put opacus.layers.DPLSTM there, or pass loop_grad_sum"),
     (nn.GRU(6, 3), "put opacus.layers.DPGRU there"),
     (nn.RNN(6, 3), "put opacus.layers.DPRNN there"),
