@@ -491,10 +491,11 @@ def test_callbacks_see_nothing_that_was_not_noised():
 
     def look(run):
         visible = set(map(as_bytes, reachable(run)))
-        assert secrets and not visible & secrets
+        assert not visible & secrets
         assert all(p.grad is not None for p in run.model.parameters())
 
     run = trainer(Plan(12, 4, 4, 1.), engine=engine, callbacks=[look]).fit()
+    assert secrets  # empty only if four batches were: less than once in 1e8
     data = run.data
     run.leak = loop_grad_sum(run.model, loss, data.train_x, data.train_y, run.clip)[1]
     assert any(t is run.leak for t in reachable(run))  # the search can find what is there
