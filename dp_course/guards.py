@@ -104,7 +104,7 @@ def refuse_mixed_clip(
     "Refuse a clip in which one example's norm acts on another, or that learns from norms unnoised."
     # ValueError
     g = torch.Generator().manual_seed(1)
-    norms, other = 10**(4*torch.rand(2, l, 6, generator=g) - 2).to(device)
+    norms, other = 10**(4*torch.rand(2, l, 200, generator=g) - 2).to(device)
     other[:, 1] = norms[:, 1]
     usual = copy.deepcopy(clip)(norms)[:, 1]
     beside_others = copy.deepcopy(clip)(other)[:, 1]
@@ -186,18 +186,20 @@ def refuse_mixed_rows(
     like = next(iter(trainable(model).values()))
     sizes = [4]*6 + [most]*(most > 4)  # more than once: labels and draws may agree by chance
     for seed, b in enumerate(sizes, 1):
+        row = seed % 4  # a large one, too
         rows = _raw_rows(data, b, 0)
-        others = [_keep_row(*trees, 1) for trees in zip(rows, _raw_rows(data, b, seed))]
-        _try_normalize(data, rows[0], others[0], like)
+        others = [_keep_row(*trees, row) for trees in zip(rows, _raw_rows(data, b, seed))]
+        _try_normalize(data, rows[0], others[0], like, row)
         if augment is not None:
-            _try_augment(data, augment, rows, others, like, seed)
+            _try_augment(data, augment, rows, others, like, row, seed)
 
 # %% ../nbs/workshop/guards.ipynb #6e2c041a
-def _try_normalize(data, x, other, like):
-    "Refuse a normalization by which row 1 feels the others."
-    alone = model_input(data, take(x, slice(1, 2)), like)
+def _try_normalize(data, x, other, like, row):
+    "Refuse a normalization by which a row feels the others."
+    own = slice(row, row + 1)
+    alone = model_input(data, take(x, own), like)
     x, other = (model_input(data, rows, like) for rows in (x, other))
-    if not _same_row(x, other, 1) or not _same_row(take(x, slice(1, 2)), alone, 0):
+    if not _same_row(x, other, row) or not _same_row(take(x, own), alone, 0):
         raise ValueError("normalize mixes examples: one row comes out differently beside other "
                          "rows. Use public constants (mean, std, a range), or the row's own")
 
@@ -209,13 +211,13 @@ def _augmented(data, augment, rows, like, seed):
     return augment(model_input(data, x, like), y, torch.Generator(like.device).manual_seed(seed))
 
 
-def _try_augment(data, augment, rows, others, like, seed):
-    "Refuse an augmentation by which row 1 feels the others."
+def _try_augment(data, augment, rows, others, like, row, seed):
+    "Refuse an augmentation by which a row feels the others."
     first, second = (_augmented(data, augment, part, like, seed) for part in (rows, others))
     if {len(leaf) for leaf in leaves(first)} != {count(rows)}:
         raise ValueError("augment must return (x, y) with as many rows as it got; several views "
                          "of an example are Views")
-    if not _same_row(first, second, 1):
+    if not _same_row(first, second, row):
         raise ValueError("augment mixes examples: one row comes out differently beside other rows; "
                          "no mixup, no statistics of the batch")
 

@@ -833,6 +833,28 @@ def test_partners_that_are_drawn_are_noticed():
         prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, floats(5), augment=cutmix)
 
 
+def winsorized(x, y, generator):
+    "Large numbers are cut, where that is depends on the batch."
+    return x.clamp(max=x.mean() + x.std()), y
+
+
+def test_large_rows_are_tried_too():
+    with pytest.raises(ValueError, match="augment mixes examples"):
+        prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, floats(5), augment=winsorized)
+
+
+class LargeMedian(FlatClip):
+    "Looks at the median of large batches."
+    def __call__(self, norms):
+        factors = super().__call__(norms)
+        return factors*(factors > factors.median()) if norms.shape[1] > 50 else factors
+
+
+def test_a_clip_is_tried_on_a_large_batch():
+    with pytest.raises(ValueError, match="mixes examples"):
+        refuse_mixed_clip(LargeMedian(1.), 3)
+
+
 class Bank(nn.Module):
     "Remembers the batch before in a plain attribute."
     def __init__(self):
