@@ -21,6 +21,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'dp_course.accounting.RDPAccountant.rdp': ('cost.html#rdpaccountant.rdp', 'dp_course/accounting.py'),
                                       'dp_course.accounting._check_accountant': ('cost.html#_check_accountant', 'dp_course/accounting.py'),
                                       'dp_course.accounting._check_budget': ('cost.html#_check_budget', 'dp_course/accounting.py'),
+                                      'dp_course.accounting._check_chance': ('cost.html#_check_chance', 'dp_course/accounting.py'),
                                       'dp_course.accounting._check_plan': ('cost.html#_check_plan', 'dp_course/accounting.py'),
                                       'dp_course.accounting._excess_by_sum': ('cost.html#_excess_by_sum', 'dp_course/accounting.py'),
                                       'dp_course.accounting._falling_root': ('cost.html#_falling_root', 'dp_course/accounting.py'),
