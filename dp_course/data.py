@@ -376,7 +376,7 @@ def _labels(bounds, seen, b, generator):
     below = (above - 1).clamp(min=0)
     return torch.where(values - seen[below] < seen[above] - values, seen[below], seen[above])
 
-
+# %% ../nbs/workshop/data.ipynb #0a983075
 def _noise(bounds, b, generator, scale):
     "b rows of noise: floats and pixels of any size, ids within the bounds."
     shape, device = (b, *bounds.shape[1:]), generator.device

@@ -344,7 +344,7 @@ def _moved_buffer(old, new):
         if not torch.allclose(v, new.buffers[name], 1e-4, 1e-6, equal_nan=True):
             return name.rpartition(".")[0]
 
-
+# %% ../nbs/workshop/guards.ipynb #0c0a4d80
 @torch.no_grad()
 def _used(model, x):
     "A copy of the model that has seen a batch."
@@ -608,7 +608,7 @@ def _any_slope(output, y):
 def _flat(alone):
     return not any(norms.any() for _, norms in alone)
 
-
+# %% ../nbs/workshop/guards.ipynb #e63a2937
 def _prove_engine(engine, stage, dims, budget, began, largest):
     "Compare engine and truth at all sizes that there is time for."
     chosen, alone = _chosen(stage, seed=2)
