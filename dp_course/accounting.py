@@ -181,11 +181,19 @@ def _round_up(sigma):
 def _check_budget(eps):
     "Refuse a budget that no noise can keep, or that asks for none."
     try:
-        good = 0 < eps < math.inf
+        good = 1e-12 <= eps < math.inf
     except TypeError:
         good = False
     if not good:
-        raise ValueError(f"{eps=} is no budget to aim at: pass a finite number > 0")
+        raise ValueError(f"{eps=} is no budget to aim at: pass a finite number > 0, 1e-12 or more")
+
+
+def _check_chance(delta, q, steps):
+    "Refuse a delta that needs no noise at all."
+    chance = -math.expm1(steps*math.log1p(-q)) if q < 1 else 1.
+    if delta >= chance:
+        raise ValueError(f"{delta=} is not below {chance:.4g}, the chance that an example is used "
+                         "at all: it could be published and nothing would count; pass less")
 
 # %% ../nbs/03_cost.ipynb #bc8e9aa5
 def noise_multiplier(
@@ -204,6 +212,7 @@ def noise_multiplier(
     _check_accountant(accountant)
     if q == 0 or steps == 0:
         return 0.
+    _check_chance(delta, q, steps)
 
     def spent(sigma, by=accountant):
         return epsilon(q=q, sigma=sigma, steps=steps, delta=delta, accountant=by)

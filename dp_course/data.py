@@ -69,6 +69,10 @@ def _read_items(dataset, idx):
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"the items of the Dataset don't stack to a batch ({error}): let its "
                          "transform return tensors, of one shape") from error
+    for leaf in leaves((x, y)):
+        if not isinstance(leaf, torch.Tensor):
+            raise ValueError(f"an item of the Dataset holds a {type(leaf).__name__}: let its "
+                             "transform return numbers and tensors")
     return tree_map(lambda leaf: leaf[:len(idx)], (x, y))
 
 
@@ -337,15 +341,20 @@ def _spread(n, most):
     return torch.arange(0, n, -(-n//max(1, most)))
 
 
+def _some(v):
+    "At most 16 MB of the rows of a leaf."
+    row = v.dtype.itemsize*int(np.prod(v.shape[1:], dtype=np.int64))
+    return _read_leaf(v, _spread(len(v), _LOOK_BYTES//max(1, row)))
+
+
 def _look(x, y):
-    "Bounds of every leaf of x and y, from a part of a large set."
-    def leaf(v):
-        row = v.dtype.itemsize*int(np.prod(v.shape[1:], dtype=np.int64))
-        return _bounds(_read_leaf(v, _spread(len(v), _LOOK_BYTES//max(1, row))))
+    "Bounds of every leaf of x and y, and the labels seen, from a part of a large set."
     if _is_items(x):
         x, y = _read(x, y, _spread(len(x), _LOOK_ITEMS))
-        return tree_map(_bounds, x), tree_map(_bounds, y)
-    return tree_map(leaf, x), tree_map(lambda v: _int64(leaf(v)), y)
+        return tree_map(_bounds, x), tree_map(_bounds, y), tree_map(torch.unique, y)
+    labels = tree_map(lambda v: _int64(_some(v)), y)
+    return (tree_map(lambda v: _bounds(_some(v)), x), tree_map(_bounds, labels),
+            tree_map(torch.unique, labels))
 
 # %% ../nbs/workshop/data.ipynb #7c9963f2
 def _within(bounds, b, generator):
@@ -357,6 +366,17 @@ def _within(bounds, b, generator):
     return (low + (u*(high - low + 1)).floor()).minimum(high).to(bounds.dtype)
 
 
+def _labels(bounds, seen, b, generator):
+    "b labels within the bounds; whole numbers are seen ones: between 9 and 255 may be nothing."
+    values = _within(bounds, b, generator)
+    if values.is_floating_point() or values.dtype == torch.bool:
+        return values
+    seen = seen.to(values.device)
+    above = torch.searchsorted(seen, values).clamp(max=len(seen) - 1)
+    below = (above - 1).clamp(min=0)
+    return torch.where(values - seen[below] < seen[above] - values, seen[below], seen[above])
+
+# %% ../nbs/workshop/data.ipynb #0a983075
 def _noise(bounds, b, generator, scale):
     "b rows of noise: floats and pixels of any size, ids within the bounds."
     shape, device = (b, *bounds.shape[1:]), generator.device
@@ -378,9 +398,9 @@ def made_up(
     "Make up rows that are nobody's, of the right shapes and types."
     # ValueError: `probe` returned another number of rows
     if not self.probe:
-        x, y = self._seen
+        x, y, seen = self._seen
         return (tree_map(lambda v: _noise(v, b, generator, scale), x),
-                tree_map(lambda v: _within(v, b, generator), y))
+                tree_map(lambda v, values: _labels(v, values, b, generator), y, seen))
     x, y = self.probe(b, generator)
     if {len(v) for v in leaves((x, y))} != {b}:
         shapes = [tuple(v.shape) for v in leaves((x, y))]

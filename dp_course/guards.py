@@ -10,9 +10,10 @@ __all__ = ['check_plan', 'refuse_unbounded', 'refuse_mixed_clip', 'model_input',
 import copy
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -30,6 +31,9 @@ def check_plan(
 ):
     "Refuse a plan that does not fit the data or whose numbers do not add up."
     # ValueError. A `PrivacyPlan` calibrates itself; the eps of anything else is computed again
+    if not hasattr(plan, "n"):
+        raise ValueError(f"{plan!r} is no plan: pass PrivacyPlan(n=..., batch_size=..., steps=..., "
+                         "eps=..., delta=...)")
     n = len(data)
     if plan.n != n:
         raise ValueError(f"the plan is for n={plan.n}, the data has {n} examples: make a "
@@ -51,6 +55,9 @@ def refuse_unbounded(
     "Refuse a clip whose noise does not cover what it lets through, tried on 600 sets of norms."
     # ValueError. An example moves tensor l by c_l; noise std_l has multiplier sigma if
     # the length of c/std is at most 1/sigma
+    if not callable(clip):
+        raise ValueError(f"{clip!r} is no clip: pass FlatClip({clip!r}), or another object that "
+                         "turns norms into factors")
     g = torch.Generator().manual_seed(0)
     norms = 10**(12*torch.rand(l, 600, generator=g, dtype=torch.float64) - 6)
     norms[:, :200] *= torch.rand(l, 200, generator=g) < .3  # in some, many tensors have no gradient
@@ -98,7 +105,7 @@ def refuse_mixed_clip(
     "Refuse a clip in which one example's norm acts on another, or that learns from norms unnoised."
     # ValueError
     g = torch.Generator().manual_seed(1)
-    norms, other = 10**(4*torch.rand(2, l, 6, generator=g) - 2).to(device)
+    norms, other = 10**(4*torch.rand(2, l, 200, generator=g) - 2).to(device)
     other[:, 1] = norms[:, 1]
     usual = copy.deepcopy(clip)(norms)[:, 1]
     beside_others = copy.deepcopy(clip)(other)[:, 1]
@@ -173,23 +180,27 @@ def refuse_mixed_rows(
     data,          # `Examples`
     model,
     augment=None,  # (x, y, generator) -> (x, y)
+    most:int=4,    # rows that it gets at a time
 ):
     "Refuse a normalization or an augmentation in which one example changes another."
     # ValueError
     like = next(iter(trainable(model).values()))
-    for seed in range(1, 7):  # labels may agree by chance
-        rows = _raw_rows(data, 4, 0)
-        others = [_keep_row(*trees, 1) for trees in zip(rows, _raw_rows(data, 4, seed))]
-        _try_normalize(data, rows[0], others[0], like)
+    sizes = [4]*6 + [most]*(most > 4)  # more than once: labels and draws may agree by chance
+    for seed, b in enumerate(sizes, 1):
+        row = seed % 4  # a large one, too
+        rows = _raw_rows(data, b, 0)
+        others = [_keep_row(*trees, row) for trees in zip(rows, _raw_rows(data, b, seed))]
+        _try_normalize(data, rows[0], others[0], like, row)
         if augment is not None:
-            _try_augment(data, augment, rows, others, like)
+            _try_augment(data, augment, rows, others, like, row, seed)
 
 # %% ../nbs/workshop/guards.ipynb #6e2c041a
-def _try_normalize(data, x, other, like):
-    "Refuse a normalization by which row 1 feels the others."
-    alone = model_input(data, take(x, slice(1, 2)), like)
+def _try_normalize(data, x, other, like, row):
+    "Refuse a normalization by which a row feels the others."
+    own = slice(row, row + 1)
+    alone = model_input(data, take(x, own), like)
     x, other = (model_input(data, rows, like) for rows in (x, other))
-    if not _same_row(x, other, 1) or not _same_row(take(x, slice(1, 2)), alone, 0):
+    if not _same_row(x, other, row) or not _same_row(take(x, own), alone, 0):
         raise ValueError("normalize mixes examples: one row comes out differently beside other "
                          "rows. Use public constants (mean, std, a range), or the row's own")
 
@@ -201,13 +212,13 @@ def _augmented(data, augment, rows, like, seed):
     return augment(model_input(data, x, like), y, torch.Generator(like.device).manual_seed(seed))
 
 
-def _try_augment(data, augment, rows, others, like):
-    "Refuse an augmentation by which row 1 feels the others."
-    first, second = (_augmented(data, augment, part, like, 0) for part in (rows, others))
-    if {len(leaf) for leaf in leaves(first)} != {4}:
+def _try_augment(data, augment, rows, others, like, row, seed):
+    "Refuse an augmentation by which a row feels the others."
+    first, second = (_augmented(data, augment, part, like, seed) for part in (rows, others))
+    if {len(leaf) for leaf in leaves(first)} != {count(rows)}:
         raise ValueError("augment must return (x, y) with as many rows as it got; several views "
                          "of an example are Views")
-    if not _same_row(first, second, 1):
+    if not _same_row(first, second, row):
         raise ValueError("augment mixes examples: one row comes out differently beside other rows; "
                          "no mixup, no statistics of the batch")
 
@@ -231,7 +242,13 @@ def refuse_known(
 
 def _shaken(model, dtype, by=.05):
     "A copy in train mode, in another precision, with slightly other parameters."
-    twin = copy.deepcopy(model).train().to(dtype)
+    # ValueError: it cannot be copied
+    try:
+        twin = copy.deepcopy(model).train().to(dtype)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"the model cannot be copied, to be tried on made-up rows ({error}): keep "
+                         "no computed tensors in it; torch.nn.utils.parametrizations computes "
+                         "weights from parameters") from error
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in twin.parameters():
@@ -292,7 +309,7 @@ def _traced(model, x):
     for path, m in model.named_modules():
         m.register_forward_hook(partial(note, path), with_kwargs=True)
     with torch.no_grad():
-        trace.output = _tensors(call_model(model, rows))
+        trace.output = watched(call_model(model, rows))
     trace.buffers = {n: v.detach().double().clone() for n, v in model.named_buffers()}
     return trace
 
@@ -325,18 +342,29 @@ def _moved_buffer(old, new):
         if not torch.allclose(v, new.buffers[name], 1e-4, 1e-6, equal_nan=True):
             return name.rpartition(".")[0]
 
+# %% ../nbs/workshop/guards.ipynb #0c0a4d80
+@torch.no_grad()
+def _used(model, x):
+    "A copy of the model that has seen a batch."
+    model = copy.deepcopy(model)
+    call_model(model, flatten_views(x, x)[0])
+    return model
+
 
 def _compare_passes(model, x, other):
     "The trace of `x`, unless example 1 or a buffer shows that the others' rows matter."
     devices = [x.device for x in leaves(x)[:1] if x.is_cuda]
     with torch.random.fork_rng(devices):
         first, again, replaced = (_traced(model, rows) for rows in (x, x, other))
-    for new, why in ((again, "draws random numbers"), (replaced, "mixes examples")):
-        at = _moved_buffer(first, new)
+        later, strange = (_traced(_used(model, rows), x) for rows in (x, other))
+    for old, new, why in ((first, again, "draws random numbers"),
+                          (first, replaced, "mixes examples"),
+                          (later, strange, "remembers examples of an earlier batch")):
+        at = _moved_buffer(old, new)
         if at is not None:
             why = "keeps statistics of the examples"
-        elif _moved(first.output, new.output, first.rows(1)):
-            at = _first_moved(first, new, 1)
+        elif _moved(old.output, new.output, old.rows(1)):
+            at = _first_moved(old, new, 1)
         if at is not None:
             raise ValueError(f"{_name(model, at)} {why}: an example's output must depend on it "
                              "alone, as with nn.GroupNorm or nn.LayerNorm")
@@ -408,9 +436,12 @@ def check_labels(
         return
     if labels is None or isinstance(labels, (dict, tuple, list)) or output.dim() < 2:
         return
-    labels = torch.as_tensor(labels)
+    if not isinstance(labels, torch.Tensor):
+        labels = np.asarray(labels[np.arange(len(labels))])  # of a memmap, or chosen rows
+        labels = torch.from_numpy(labels if labels.dtype.kind == "f" else labels.astype(np.int64))
     if labels.is_floating_point():
         return
+    labels = labels.long()
     ignored = getattr(loss_fn, "keywords", {}).get("ignore_index", -100)
     bad = labels[((labels < 0) | (labels >= output.shape[1])) & (labels != ignored)]
     if len(bad):
@@ -483,7 +514,7 @@ def _gaps(grads, norms, alone, factors, at):
     truth = torch.cat([own for _, own in alone], 1)   # (l,m)
     lengths = torch.linalg.vector_norm(truth, dim=0)  # (m,)
     off = torch.linalg.vector_norm(norms[:, at] - truth, dim=0)
-    at_least = 1e-6*lengths.max()
+    at_least = (1e-6*lengths.max()).clamp(min=1e-9)  # a gradient may be nothing but zeros
     off_norm = (off/lengths.clamp(min=at_least)).max()
 
     squares = []
@@ -492,7 +523,7 @@ def _gaps(grads, norms, alone, factors, at):
             g = g - f*own[name]
         squares.append(g.double().square().sum())
     longest = (lengths*torch.tensor(factors).to(lengths)).sum()
-    off_sum = sum(squares).sqrt()/longest
+    off_sum = sum(squares).sqrt()/longest.clamp(min=at_least)
     return off_norm.item(), off_sum.item()
 
 # %% ../nbs/workshop/guards.ipynb #e149d1de
@@ -566,13 +597,31 @@ def _chosen(stage, seed):
     return [take(tree, slice(m)) for tree in chosen], alone
 
 
-def _prove_engine(engine, stage, dims, budget, began):
+def _any_slope(output, y):
+    "A loss (b,) that every number of the output moves."
+    rows = [v.reshape(len(v), -1) for v in _tensors(output) if v.dim() and v.is_floating_point()]
+    return sum((v.square() + v).sum(1) for v in rows if len(v) == count(y))
+
+
+def _flat(alone):
+    return not any(norms.any() for _, norms in alone)
+
+# %% ../nbs/workshop/guards.ipynb #e63a2937
+def _prove_engine(engine, stage, dims, budget, began, largest):
     "Compare engine and truth at all sizes that there is time for."
     chosen, alone = _chosen(stage, seed=2)
+    if _flat(alone):  # that zeros are zeros proves little: take another loss beside
+        _prove_at(engine, stage, chosen, alone, 3, seed=103)
+        stage = replace(stage, loss_fn=_any_slope)
+        chosen, alone = _chosen(stage, seed=2)
+    if _flat(alone):
+        raise ValueError("no parameter has a gradient on made-up rows, so nothing can be proved on "
+                         "them: pass Examples(..., probe=f), where f(b, generator) makes usable "
+                         "raw (x, y)")
     tried = []
     clock = time.perf_counter()
     more = sorted(d for d in dims if 1 < d <= 64 and d not in (3, 4))
-    for b in (3, 4, *more):
+    for b in (3, 4, *more, *[largest]*(largest > max(4, *more, 0))):
         now = time.perf_counter()
         expected = b*(now - clock)/max(1, sum(tried))  # seconds
         if len(tried) >= 2 and now - began + expected > budget:
@@ -587,7 +636,7 @@ def _one_per_row(output, rows):
     return all(isinstance(v, torch.Tensor) and v.dim() and len(v) == rows for v in leaves(output))
 
 
-def _prove(engine, stage, budget, began):
+def _prove(engine, stage, budget, began, largest):
     "All that is tried on one copy of the model."
     x, y = stage.rows(4, 0)
     other = _keep_row(x, stage.rows(4, 1)[0], 1)
@@ -601,7 +650,7 @@ def _prove(engine, stage, budget, began):
     if engine is loop_grad_sum:  # is the truth
         return ()
     dims = trace.dims | {d for v in leaves(rows) for d in v.shape[1:]}
-    return _prove_engine(engine, stage, dims, budget, began)
+    return _prove_engine(engine, stage, dims, budget, began, largest)
 
 # %% ../nbs/workshop/guards.ipynb #934580c6
 @contextmanager
@@ -627,6 +676,7 @@ def prove_separate(
     clip=None,         # norms (l,b) -> factors (l,b), with `update`; default `FlatClip(1.)`
     augment=None,      # (x, y, generator) -> (x, y)
     noised:bool=True,  # False: the plan has sigma = 0, and the clip may learn without noise
+    largest:int=4,     # examples that the engine gets at a time: tried last, if there is time
     budget:float=1.,   # seconds; batches of 3 and 4 are always tried, other sizes while it lasts
 ):                     # tuple of the batch sizes at which the engine was compared with the loop
     "Prove on made-up rows that an example's part of the clipped sum depends on it alone."
@@ -636,12 +686,12 @@ def prove_separate(
     like = next(iter(trainable(model).values()))
     refuse_known(model)
     refuse_mixed_clip(clip or FlatClip(1.), len(trainable(model)), like.device, noised)
-    refuse_mixed_rows(data, model, augment)
+    refuse_mixed_rows(data, model, augment, min(largest, 128))
     for dtype in (torch.float64, like.dtype):
         stage = _Stage(_shaken(model, dtype), loss_fn, data, augment, like, dtype)
         try:
             with _settings(dtype, one_thread=sum(p.numel() for p in model.parameters()) < 2**20):
-                return _prove(engine, stage, budget, began)
+                return _prove(engine, stage, budget, began, largest)
         except RuntimeError as error:
             if dtype == like.dtype:
                 error.add_note("(while the model was tried on made-up rows)")

@@ -18,10 +18,11 @@ from .core import patch_to
 # %% ../nbs/workshop/pld.ipynb #e2c37d64
 _RULES = {
     "q": (lambda v: 0 <= v <= 1, "a Poisson sampling rate: pass batch_size/n, from 0 to 1"),
-    "sigma": (lambda v: 0 <= v < math.inf,
-              "a noise multiplier: pass a finite number >= 0 (0: no noise)"),
+    "sigma": (lambda v: 0 <= v <= 1e100,  # its square must be a number, too
+              "a noise multiplier: pass a finite number >= 0 (0: no noise), 1e100 at most"),
     "n": (lambda v: v >= 0 and v == int(v), "a count: pass an integer >= 0"),
-    "steps": (lambda v: v >= 0 and v == int(v), "a number of steps: pass an integer >= 0"),
+    "steps": (lambda v: 0 <= v <= 1e15 and v == int(v),
+              "a number of steps: pass an integer >= 0, 10**15 at most"),
     "batch_size": (lambda v: 0 < v < math.inf,
                    "an expected batch size: pass a number > 0 and at most n"),
     "eps": (lambda v: v >= 0, "a privacy level: pass a number >= 0"),

@@ -7,6 +7,7 @@ __all__ = ['step_generator', 'SecretSeed', 'Ledger', 'accuracy', 'binary_accurac
 
 # %% ../nbs/05_trainer.ipynb #c4120a14
 import hashlib
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -241,8 +242,9 @@ class Trainer(_RunState):
         _check_micro_batch(micro_batch)
         self.optimizer = _made_optimizer(optimizer, model)
         refuse_unbounded(self.clip, plan.sigma, len(self.params))
+        largest = min(micro_batch or plan.n, math.ceil(plan.batch_size))
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
-                       noised=plan.sigma > 0)
+                       noised=plan.sigma > 0, largest=largest)
 
 # %% ../nbs/05_trainer.ipynb #475fc28d
 _BLOCK = 128  # examples that share the generator of their augmentation

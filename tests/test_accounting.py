@@ -569,3 +569,15 @@ def test_curve_of_the_report():
 def test_sigmas_of_the_report(q, steps, sigma):
     by_rdp = noise_multiplier(eps=3, delta=1e-5, q=q, steps=steps, accountant=RDPAccountant)
     assert by_rdp == pytest.approx(sigma, abs=4e-3)
+
+
+@pytest.mark.parametrize("strange, words", [
+    ({"steps": 10**30}, "steps=10+ is not a number of steps"),
+    ({"sigma": 1e300}, "sigma=1e.300 is not a noise multiplier"),
+    ({"eps": 1e-300}, "eps=1e-300 is no budget"),
+    ({"n": 2, "batch_size": .1, "steps": 1, "delta": .5}, "delta=0.5 is not below 0.05"),
+])
+def test_numbers_beyond_all_bounds_are_refused_in_words(strange, words):
+    usual = {"n": 1000, "batch_size": 100, "steps": 10, "eps": 3., "delta": 1e-5}
+    with pytest.raises(ValueError, match=words):
+        PrivacyPlan(**{**usual, **strange})

@@ -199,7 +199,7 @@ def test_ids_stay_within_the_range_of_their_place():
     columns = torch.tensor([[0, 100], [3, 105], [1, 103]])
     x, y = Examples(columns, torch.tensor([[2, 5], [4, 5], [4, 5]])).made_up(2000, gen(), 1e6)
     assert [v.unique().tolist() for v in x.T] == [[0, 1, 2, 3], [100, 101, 102, 103, 104, 105]]
-    assert [v.unique().tolist() for v in y.T] == [[2, 3, 4], [5]]
+    assert [v.unique().tolist() for v in y.T] == [[2, 4], [5]]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.bool])
@@ -626,3 +626,26 @@ def test_nothing_is_fetched_unless_asked(tmp_path, monkeypatch):
 def test_fallback_order(tiny):
     assert best_available("cifar10", "mnist", root=tiny).name == "mnist (no local copy of cifar10)"
     assert best_available("mnist", root=tiny).name == "mnist"
+
+
+class Named(Dataset):
+    "Labels are words."
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return torch.zeros(3), "cat"
+
+
+def test_words_as_labels_are_refused():
+    with pytest.raises(ValueError, match="an item of the Dataset holds a str"):
+        Examples(Named()).rows(torch.arange(2))
+
+
+def test_made_up_labels_are_seen_ones():
+    y = torch.tensor([-100, 0, 1, 2, 0, 1])
+    made = Examples(torch.zeros(6, 3), y).made_up(500, gen())[1]
+    assert set(made.tolist()) == {-100, 0, 1, 2}
+    masks = torch.tensor([[0, 255], [3, 7]])
+    made = Examples(torch.zeros(2, 3), masks).made_up(500, gen())[1]
+    assert set(made[:, 0].tolist()) == {0, 3} and set(made[:, 1].tolist()) == {7, 255}
