@@ -219,7 +219,7 @@ def test_ruff_notices():
     assert {"E501", "E701", "E702", "F821"} <= {f["code"] for f in found}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, **name_of)
+@pytest.mark.parametrize("path", [INDEX, *NOTEBOOKS], **name_of)
 def test_cells_are_short_and_narrow(path):
     assert not measure.long_cells(path)
     assert not measure.long_lines(measure.code_cells(path))
