@@ -45,7 +45,7 @@ test: .venv/.ready ## notebooks, tests and sync checks, offline, under ten minut
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .venv/oracles kymatio==0.3.0 scipy==1.16.3 configparser appdirs
 	@touch $@
 
-test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do: slow cells, live oracles (about half an hour)
+test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do: slow cells, live oracles (about five minutes)
 	@echo "1/2 the slow cells of every notebook ..."
 	@$(ONE) $(BIN)/nbdev_test --n_workers 2 --timing --flags slow
 	@echo "2/2 the tests that need kymatio ..."
