@@ -234,6 +234,10 @@ def refuse_known(
     # ValueError names the module and what to put there
     for path, m in model.named_modules():
         refuse_statistics(m, _name(model, path), idle=False)
+        if isinstance(m, nn.RNNBase) and not m.batch_first:
+            raise ValueError(f"{_name(model, path)} takes time in its first dimension: pass "
+                             f"batch_first=True and loop_grad_sum, or put opacus.layers."
+                             f"DP{type(m).__name__}(batch_first=True) there")
         if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
             raise ValueError(f"{_name(model, path)} draws random numbers that don't come from the "
                              "run's seed, so it could not be resumed: remove it or set p=0; the "

@@ -379,7 +379,7 @@ MIXING = {
     "noise": (nest(Noisy()), r"1\.1 \(Noisy\) draws random"),
     "buffer": (Remember(), r"the model \(Remember\) keeps statistics"),
     "count": (nest(Count()), r"1\.1 \(Count\)"),
-    "lstm": (Sequence(), r"rnn \(LSTM\) mixes"),
+    "lstm": (Sequence(), r"rnn \(LSTM\) takes time"),
     "instance": (instance_norm(), r"1 \(InstanceNorm1d\)"),
 }
 
@@ -982,3 +982,29 @@ def test_what_is_no_clip_is_refused():
     plan = PrivacyPlan(n=9, batch_size=4, steps=2, eps=3., delta=1e-5, accountant=RDPAccountant)
     with pytest.raises(ValueError, match=r"1.0 is no clip: pass FlatClip\(1.0\)"):
         Trainer(nn.Linear(5, 3), floats(5), plan, clip=1.)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_told_what_to_use_instead(layer):
+    model = layer(4, 4)  # time first, torch's default
+    data = Examples(torch.randn(20, 6, 4), torch.zeros(20, dtype=torch.long))
+    words = rf"time.*batch_first=True.*opacus.layers.DP{layer.__name__}"
+    with pytest.raises(ValueError, match=words):
+        prove_separate(fast_grad_sum, model, lambda output, y: output[0].sum((1, 2)), data)
+
+
+class LastState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.recurrent(x)[0][:, -1])
+
+
+def test_a_recurrent_layer_with_the_batch_first_is_for_the_loop():
+    data = Examples(torch.randn(20, 6, 4), torch.arange(20) % 2)
+    loss_fn = partial(nn.functional.cross_entropy, reduction="none")
+    with pytest.raises(ValueError, match="opacus.layers.DPLSTM there, or pass loop_grad_sum"):
+        prove_separate(fast_grad_sum, LastState(), loss_fn, data)
+    prove_separate(loop_grad_sum, LastState(), loss_fn, data)
