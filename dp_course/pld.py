@@ -422,6 +422,9 @@ def _search_epsilon(
             i = curve.last_above(delta)
             if i is None:
                 eps = curve.eps[0]
+            elif i + 1 == len(curve.eps):  # rounding drowns the tail: the largest loss is safe
+                eps = total.ends[1]
+                break
             else:
                 eps, slope = curve.epsilon_in(i, delta), curve.slope(i)
             if before < 1.5*eps and _fine_enough(slope, assumed, h, last_h):

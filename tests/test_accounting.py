@@ -179,6 +179,11 @@ def test_pld_is_exact_for_one_step(q, sigma, delta):
     tight(spent(q, sigma, 1, delta), OneStep(q, sigma).epsilon(delta))
 
 
+@by_values("q, sigma, delta", [(6.6e-8, 241.7, 5.8e-11), (1e-9, 500., 1e-12), (1e-8, 30., 1e-11)])
+def test_a_tail_that_rounding_drowns_is_never_below_the_truth(q, sigma, delta):
+    assert OneStep(q, sigma).epsilon(delta) <= spent(q, sigma, 1, delta) < 1e-6
+
+
 @by_values("q, sigma, steps, h", [
     (.04, 1.6138, 625, 1e-4), (1/13, 2.8809, 650, 1e-4), (.001, .6, 1000, 1e-4),
     (.01, 1, 10_000, 1e-4), (.25, 5, 100, 1e-4), (.5, .6, 10, 1e-3), (.08192, 10, 10_000, 1e-4),
