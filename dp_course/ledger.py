@@ -120,53 +120,7 @@ class Book:
             return self.room > 0
         return self.budget.affords(q=entry.q, sigma=entry.sigma)
 
-# %% ../nbs/workshop/ledger.ipynb #b23fa2fb
-@patch_to(Book)
-def charge(
-    self,
-    entry,
-):
-    "Pay for a look, in all files and in memory, unless it has been paid for."
-    # ValueError: it is not affordable, then nothing is written; or others were faster.
-    # OSError: a file cannot be written
-    if self.ledger.holds(entry):
-        return
-    if not self.pays(entry):
-        self._refuse(entry)
-    news = self._write([entry])
-    self._take_in([*news, entry])
-    if news and self._overspent():
-        self._refuse(entry)
-
-
-@patch_to(Book)
-def _refuse(self, entry):
-    plan = self.plan
-    if entry.what != STEPS:
-        self.budget.post(entry.what, q=entry.q, sigma=entry.sigma)  # says why not
-        raise ValueError(f"{entry.what!r} is not paid for: another trainer has spent its eps")
-    others = [what for what in self.budget.posts if what != STEPS]
-    also = f", less what {', '.join(others)} cost" if others else ""
-    raise ValueError(f"step {self.ledger.computed + 1} is not paid for: eps={plan.eps} buys "
-                     f"{plan.steps} steps at sigma={plan.sigma:.5g}{also}; make a plan for more")
-
-
-@patch_to(Book)
-def _overspent(self):
-    return self.ledger.computed > self.plan.steps or self.budget.epsilon() > self.budget.eps
-
-
-@patch_to(Book)
-def _take_in(self, entries):
-    "Add entries to ledger and budget, paid for or not: they have happened."
-    for entry in entries:
-        if self.ledger.charge(entry):
-            kinds = {(q, s): n for q, s, n in self.budget.posts.get(entry.what, ())}
-            count = kinds.get((entry.q, entry.sigma), 0) + 1
-            post = [entry.what, entry.q, entry.sigma, count]
-            self.budget.load_state_dict({"posts": [post]})
-
-# %% ../nbs/workshop/ledger.ipynb #378cfefc
+# %% ../nbs/workshop/ledger.ipynb #8b7d1300
 class _File:
     "The ledger beside one checkpoint, and what we know of it."
     def __init__(
@@ -208,7 +162,7 @@ def _read(texts, journal, run):
                          "with its own .ledger")
     return [Entry.read(text) for text in texts if text not in heads]
 
-# %% ../nbs/workshop/ledger.ipynb #3d2ef31f
+# %% ../nbs/workshop/ledger.ipynb #6b44c0ff
 @patch_to(Book)
 def _write(self, entries):  # list of entries that others have written meanwhile
     "Put entries into all files."
@@ -226,7 +180,61 @@ def _lines(self, journal):  # list of str
     "All lines of a file."
     return journal.entries()
 
+# %% ../nbs/workshop/ledger.ipynb #e1a14e8d
+@patch_to(Book)
+def charge(
+    self,
+    entry,
+):
+    "Pay for a look, in all files and in memory, unless it has been paid for."
+    # ValueError: it is not affordable, then nothing is written; or others were faster.
+    # OSError: a file cannot be written
+    if self.ledger.holds(entry):
+        return
+    if not self.pays(entry):
+        self._refuse(entry)
+    news = self._write([entry])
+    self._take_in([*news, entry])
+    if news and self._overspent():
+        raise ValueError(f"another trainer on this checkpoint was faster: with its entries eps = "
+                         f"{self.budget.epsilon():.4g}, more than {self.budget.eps:g}; go on alone "
+                         "from the newest checkpoint")
 
+
+@patch_to(Book)
+def _refuse(self, entry):
+    if entry.what == STEPS:
+        self.refuse_step()
+    self.budget.post(entry.what, q=entry.q, sigma=entry.sigma)  # raises, and says why
+
+
+@patch_to(Book)
+def refuse_step(self):
+    "Say why there is no further step."
+    # ValueError, always
+    plan = self.plan
+    others = [what for what in self.budget.posts if what != STEPS]
+    also = f", less what {', '.join(others)} cost" if others else ""
+    raise ValueError(f"step {self.ledger.computed + 1} is not paid for: eps={plan.eps} buys "
+                     f"{plan.steps} steps at sigma={plan.sigma:.5g}{also}; make a plan for more")
+
+# %% ../nbs/workshop/ledger.ipynb #6429a3ce
+@patch_to(Book)
+def _overspent(self):
+    return self.ledger.computed > self.plan.steps or self.budget.epsilon() > self.budget.eps
+
+
+@patch_to(Book)
+def _take_in(self, entries):
+    "Add entries to ledger and budget, paid for or not: they have happened."
+    for entry in entries:
+        if self.ledger.charge(entry):
+            kinds = {(q, s): n for q, s, n in self.budget.posts.get(entry.what, ())}
+            count = kinds.get((entry.q, entry.sigma), 0) + 1
+            post = [entry.what, entry.q, entry.sigma, count]
+            self.budget.load_state_dict({"posts": [post]})
+
+# %% ../nbs/workshop/ledger.ipynb #ac8f97bf
 def _place(path):
     "A checkpoint and the one before it share a ledger."
     return Path(str(path).removesuffix(".prev")).absolute()
@@ -254,7 +262,7 @@ def follow(
         journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
         self._files[path] = _File(path, journal, self.run, mine)
 
-# %% ../nbs/workshop/ledger.ipynb #f1138cbf
+# %% ../nbs/workshop/ledger.ipynb #eaf4aeb5
 @patch_to(Book)
 def state_dict(self):
     "What a checkpoint keeps."
