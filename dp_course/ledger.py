@@ -234,7 +234,7 @@ def _take_in(self, entries):
             post = [entry.what, entry.q, entry.sigma, count]
             self.budget.load_state_dict({"posts": [post]})
 
-# %% ../nbs/workshop/ledger.ipynb #ac8f97bf
+# %% ../nbs/workshop/ledger.ipynb #232bab3f
 def _place(path):
     "A checkpoint and the one before it share a ledger."
     return Path(str(path).removesuffix(".prev")).absolute()
@@ -251,18 +251,17 @@ def follow(
     if path in self._files and self._files[path].journal.path.exists():
         return
     journal = Journal(path)
-    lines = self._lines(journal) if journal.path.exists() else []
+    lines = journal.entries() if journal.path.exists() else []
     mine = self.ledger.entries()
     if lines[:1] == [_head(self.run)]:
         there = _read(lines, journal, self.run)
         self._files[path] = _File(path, journal, self.run, there)
-        self._take_in(there)
-        self._write(mine)
+        self._take_in([*there, *self._files[path].add(mine)])
     else:
         journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
         self._files[path] = _File(path, journal, self.run, mine)
 
-# %% ../nbs/workshop/ledger.ipynb #eaf4aeb5
+# %% ../nbs/workshop/ledger.ipynb #cb1bb67a
 @patch_to(Book)
 def state_dict(self):
     "What a checkpoint keeps."
@@ -281,8 +280,6 @@ def join(
     path = _place(path)
     journal = Journal(path)
     there = _read(self._lines(journal), journal, state["run"])
-    if not there and not journal.path.exists():
-        raise FileNotFoundError(f"there is no {journal.path}")
     self.run = state["run"]
     self._files = {p: file for p, file in self._files.items() if file.run == self.run}
     self._files[path] = _File(path, journal, self.run, there)

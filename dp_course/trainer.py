@@ -365,6 +365,7 @@ def noisy(
     sensitivity:float,  # L2 distance that one example moves it by, at most
     sigma:float,        # noise multiplier: the noise has std sigma*sensitivity
     asked=(),           # dict name -> tensor of what else the value came from, such as rows
+    most:int=None,      # answers under this name that were planned; default: what eps allows
 ):                      # float64 tensor on the CPU
     "Release a value with Gaussian noise, charged to the budget; the same again is free."
     # ValueError: the budget does not pay, or a number is out of range
@@ -375,6 +376,9 @@ def noisy(
                          "value, and positive finite numbers")
     released = {"value": value, "sensitivity": float(sensitivity), **dict(asked)}
     entry = self._entry(what, released, q=1., sigma=sigma)
+    taken = sum(n for _, _, n in self.budget.posts.get(what, ()))
+    if most is not None and taken >= most and not self._ledger.holds(entry):
+        raise ValueError(f"{what}: {most} looks were planned, and taken: plan for more")
     self._book.charge(entry)
     return value + sigma*sensitivity*normal(value.shape, self._secret.noise(entry))
 
