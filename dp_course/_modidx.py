@@ -156,6 +156,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                 'dp_course/checks_start.py'),
                                         'dp_course.checks_start._why_spread': ( 'workshop/checks_start.html#_why_spread',
                                                                                 'dp_course/checks_start.py'),
+                                        'dp_course.checks_start._why_strict': ( 'workshop/checks_start.html#_why_strict',
+                                                                                'dp_course/checks_start.py'),
                                         'dp_course.checks_start._wrong_ones': ( 'workshop/checks_start.html#_wrong_ones',
                                                                                 'dp_course/checks_start.py'),
                                         'dp_course.checks_start.check_is_right': ( 'workshop/checks_start.html#check_is_right',

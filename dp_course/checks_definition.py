@@ -181,7 +181,7 @@ def _why_guilty(share):
         return "both rates are estimates: half of the honest lie above the bound by chance"
     return "one standard error happens all the time: once in a thousand needs more than three"
 
-# %% ../nbs/workshop/checks_definition.ipynb #776da93c
+# %% ../nbs/workshop/checks_definition.ipynb #1ab95bb4
 def check_guilty(
     your_function,  # `guilty(false_alarms, hits, trials, sigma)`, True or False
     seed=None,      # of the cases; default: fresh ones
@@ -194,8 +194,8 @@ def check_guilty(
         "Clopper-Pearson: high = beta.ppf(1 - 5e-4, f + 1, n - f), low = beta.ppf(5e-4, h, n - h + "
         "1); guilty if low > gaussian_tpr(high, sigma)."))
     with trial.holds("honest mechanisms are accused at most once in a thousand times"):
-        share = _share(trial, 1.39, 1.39, 3000)
-        trial.need(share <= .004, f"{share:.2%} of 3,000 honest ones accused", _why_guilty(share))
+        share = _share(trial, 1.39, 1.39, 1500)
+        trial.need(share <= .006, f"{share:.2%} of 1,500 honest ones accused", _why_guilty(share))
     with trial.holds("half the noise is caught"):
         share = _share(trial, 1.39, .695, 100)
         trial.need(share >= .9, f"{share:.0%} of 100 caught", "who acquits everybody is never "

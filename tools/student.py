@@ -12,8 +12,8 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRESS = ".progress.json"  # as in dp_course.exercises, which takes seconds to import
-SIDE = "_Solution: folded in [solutions/{name}](solutions/{name})._"
-HEAD = ("# Solutions\n\n> Of [{stem}](../{name}), folded: click on the dots of a cell. "
+SIDE = "_Solution: folded in [solutions/{name}]({up}solutions/{name})._"
+HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a cell. "
         "Try first; three failed tries bring three hints.")
 
 
@@ -49,9 +49,12 @@ def is_needed(cells, i):
 
 
 def imports(cells):
-    "The import statements of a lesson: what a solution needs to run on its own."
+    "What a solution needs to run on its own: the lesson's imports, and its own module."
     lines = []
     for cell in cells:
+        own = re.search(r"(?m)^#\|\s*default_exp\s+(\S+)", cell.source)
+        if own:
+            lines.append(f"from dp_course.{own[1]} import *")
         if cell.cell_type == "code" and not is_solution(cell):
             found = tree_of(cell).body
             lines += [ast.unparse(n) for n in found if isinstance(n, (ast.Import, ast.ImportFrom))]
@@ -67,11 +70,11 @@ def question(cells, i):
     return "### Exercise"
 
 
-def split(notebook, name):
-    "The lesson without its solutions, and the solutions."
-    stem = name.removesuffix(".ipynb")
+def split(notebook, path):
+    "The lesson without its solutions, and the solutions; its path is relative to the folder."
     solutions = nbformat.v4.new_notebook(metadata=notebook.metadata)
-    head = nbformat.v4.new_markdown_cell(HEAD.format(stem=stem, name=name))
+    head = nbformat.v4.new_markdown_cell(HEAD.format(stem=path.stem, path=path.as_posix()))
+    side = SIDE.format(name=path.name, up="../"*(len(path.parts) - 1))
     code = nbformat.v4.new_code_cell(imports(notebook.cells))
     solutions.cells = [head, code]
     kept = []
@@ -79,7 +82,7 @@ def split(notebook, name):
         if is_solution(cell) and not is_needed(notebook.cells, i):
             asked = nbformat.v4.new_markdown_cell(question(notebook.cells, i))
             solutions.cells += [asked, cell]
-            cell = nbformat.v4.new_markdown_cell(SIDE.format(name=name))
+            cell = nbformat.v4.new_markdown_cell(side)
         kept.append(cell)
     notebook.cells = kept
     return notebook, solutions if len(solutions.cells) > 2 else None
@@ -100,10 +103,11 @@ def make(folder=ROOT/"student", source=ROOT/"nbs"):
     (folder/PROGRESS).touch()
     added = 0
     for path in [*source.glob("*.ipynb"), *source.glob("workshop/*.ipynb")]:
-        to = folder/path.relative_to(source)
+        place = path.relative_to(source)
+        to = folder/place
         if to.exists():
             continue
-        lesson, solutions = split(nbformat.read(path, 4), path.name)
+        lesson, solutions = split(nbformat.read(path, 4), place)
         added += write(lesson, to)
         if solutions:
             write(solutions, folder/"solutions"/path.name)
