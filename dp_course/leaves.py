@@ -109,7 +109,7 @@ def _paint(
             front.scatter_reduce_(0, pixel, number, "amax")
     return front.view(n, side, side)
 
-# %% ../nbs/workshop/leaves.ipynb #d57f3666
+# %% ../nbs/workshop/leaves.ipynb #c1fb8429
 def _throw(
     n:int,            # images
     leaves:int,       # per image
@@ -132,7 +132,7 @@ def _throw(
         edges=_edges(kind, angles.sort(1).values, 2*math.pi*rand(m, 1)),
     )
 
-# %% ../nbs/workshop/leaves.ipynb #70599dd8
+# %% ../nbs/workshop/leaves.ipynb #211faf7a
 def _rough(
     n:int,
     side:int,
@@ -163,7 +163,7 @@ def _texture(
     stripes = torch.sin(2*math.pi*along/pixels + per_leaf(2*math.pi))
     return per_leaf(.3, 2)*stripes + per_leaf(.25, 2)*_rough(n, side, generator)
 
-# %% ../nbs/workshop/leaves.ipynb #97a27607
+# %% ../nbs/workshop/leaves.ipynb #f7250a50
 def _colours(
     front,      # (n,side,side) numbers of leaves, 0: none
     leaves:int,
@@ -177,7 +177,7 @@ def _colours(
     index = front.view(n, 1, -1).expand(n, 3, -1).long()
     return colour.gather(2, index).view(n, 3, side, side)
 
-# %% ../nbs/workshop/leaves.ipynb #b60b6d5f
+# %% ../nbs/workshop/leaves.ipynb #06f38aa6
 _AT_ONCE = 64  # images; n images are the first n of any larger number
 
 
@@ -212,7 +212,7 @@ def leaf_images(
         part[:] = _some_leaves(size, leaves, smallest, textured, generator)[:len(part)]
     return out
 
-# %% ../nbs/workshop/leaves.ipynb #1d66f9df
+# %% ../nbs/workshop/leaves.ipynb #4a1246b9
 def _local_contrast(
     x,            # (b,c,h,w) floats
     size:int,     # pixels of a patch, each way
@@ -234,7 +234,7 @@ def _sampled_patches(x, size, count, generator):  # (n,c,h,w) -> (count,c*size*s
     patches = x.permute(0, 2, 3, 1)[image, row + offset[:, None], col + offset]
     return patches.permute(0, 3, 1, 2).flatten(1)
 
-# %% ../nbs/workshop/leaves.ipynb #e296fc52
+# %% ../nbs/workshop/leaves.ipynb #a97cd9df
 def patch_filters(
     x,                    # (n,c,h,w) floats between 0 and 1: public images
     count:int=800,        # entries of the dictionary
@@ -256,7 +256,7 @@ def patch_filters(
     filters = filters - filters.mean(1, keepdim=True)
     return filters.view(count, x.shape[1], size, size).float()
 
-# %% ../nbs/workshop/leaves.ipynb #09e57d31
+# %% ../nbs/workshop/leaves.ipynb #a149d15e
 class Patches(nn.Module):
     "Say how much the parts of an image look like entries of a dictionary, or their negatives."
     def __init__(
@@ -291,7 +291,7 @@ class Patches(nn.Module):
         unlike = F.relu(-flat - self.threshold) @ average
         return torch.cat([like, unlike], 1).unflatten(2, (rows.shape[1], -1))
 
-# %% ../nbs/workshop/leaves.ipynb #56914ca2
+# %% ../nbs/workshop/leaves.ipynb #aab909ad
 @dataclass(frozen=True)
 class LeafRecipe:
     "How an image becomes log-scattering features and patch features, all of it public."
@@ -330,7 +330,7 @@ class LeafFeatures:
             for name, m in self.maps(leaves).items()
         }
 
-# %% ../nbs/workshop/leaves.ipynb #14b39652
+# %% ../nbs/workshop/leaves.ipynb #bc89a9aa
 @patch_to(LeafFeatures)
 @torch.no_grad()
 def maps(
@@ -359,7 +359,7 @@ def __call__(
         out[name] = ((m - mean)/std.clamp(min=1e-6)).half()
     return out
 
-# %% ../nbs/workshop/leaves.ipynb #8ce70917
+# %% ../nbs/workshop/leaves.ipynb #0d798911
 def _digest(*parts):
     "SHA-256 of texts and arrays with their shapes."
     sha = hashlib.sha256()
@@ -394,7 +394,7 @@ def _write_features(
             bar.update(len(some))
     return out
 
-# %% ../nbs/workshop/leaves.ipynb #90a13612
+# %% ../nbs/workshop/leaves.ipynb #35e6175b
 def _kept_features(path):
     "What is on the disk; None if it is not there or, after a warning, if it is damaged."
     try:
@@ -409,7 +409,7 @@ def _kept_features(path):
         reason = str(error)
     warnings.warn(f"{path.name} is damaged ({reason}): computing the features again")
 
-# %% ../nbs/workshop/leaves.ipynb #ef07272b
+# %% ../nbs/workshop/leaves.ipynb #8c72c609
 def _fresh_features(images, recipe, path):
     "Compute features and put them on the disk."
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -447,7 +447,7 @@ def leafed(
         parts["test_x"] = {name: array[n:] for name, array in arrays.items()}
     return data.replace(**parts, normalize=None, probe=None, name=f"{data.name} (synthetic leaves)")
 
-# %% ../nbs/workshop/leaves.ipynb #97670b4c
+# %% ../nbs/workshop/leaves.ipynb #23f24d38
 WEIGHTS = {"scatter": 1., "patches": .6}  # of the two maps, before they are put side by side
 
 
@@ -483,7 +483,7 @@ def clipped_mean(
         total = total + torch.where(norms.isfinite(), factors*x, 0.).sum(0)
     return total/len(data)
 
-# %% ../nbs/workshop/leaves.ipynb #4a445617
+# %% ../nbs/workshop/leaves.ipynb #440bef59
 class LeafNet(nn.Module):
     "A linear model on centred features and, if there is one, a network beside it."
     def __init__(
@@ -511,7 +511,7 @@ class LeafNet(nn.Module):
         waves = x[:, -math.prod(self.shape):]  # "scatter" is the last name of all
         return scores + self.network(waves.unflatten(1, self.shape))
 
-# %% ../nbs/workshop/leaves.ipynb #2c7fe222
+# %% ../nbs/workshop/leaves.ipynb #b4e72d1b
 def leaves_linear(
     shapes,       # as for `LeafNet`
     classes:int,

@@ -56,7 +56,7 @@ def _crops(
     theta[:, 1, 1], theta[:, 1, 2] = height, y
     return theta
 
-# %% ../nbs/workshop/pretrain.ipynb #a096aa13
+# %% ../nbs/workshop/pretrain.ipynb #7589165b
 _YIQ = torch.tensor([[.299, .587, .114], [.5959, -.2746, -.3213], [.2115, -.5227, .3112]])
 
 
@@ -91,7 +91,7 @@ def random_views(
     x = (mean + contrast*(x - mean)).clamp(0, 1)
     return (x - .5)/.25
 
-# %% ../nbs/workshop/pretrain.ipynb #ab1dbb5e
+# %% ../nbs/workshop/pretrain.ipynb #d853a6b1
 def _crowding(u):  # (b,o) of length 1
     "Log of the mean kernel between different rows: 0 if all are equal."
     square = 2 - 2*(u @ u.T)
@@ -109,14 +109,14 @@ def align_uniform(
     alike = (u - v).square().sum(1).mean()
     return alike + (_crowding(u) + _crowding(v))/2
 
-# %% ../nbs/workshop/pretrain.ipynb #e04d283c
+# %% ../nbs/workshop/pretrain.ipynb #95432be5
 ENCODERS = {
     "resnet20": resnet20,
     "wrn10_2": partial(wide_resnet, 10, 2),
     "wrn16_2": partial(wide_resnet, 16, 2),
 }
 
-# %% ../nbs/workshop/pretrain.ipynb #af820167
+# %% ../nbs/workshop/pretrain.ipynb #3e7906ed
 @dataclass(frozen=True)
 class Pretraining:
     "Every number of a pre-training."
@@ -152,7 +152,7 @@ class Pretraining:
         warm = min(1., (t + 1)/max(1, .02*self.steps))
         return self.lr*warm*(1 + math.cos(math.pi*t/self.steps))/2
 
-# %% ../nbs/workshop/pretrain.ipynb #e7c99033
+# %% ../nbs/workshop/pretrain.ipynb #fe848bd5
 @patch_to(Pretraining)
 def network(self):
     "Build the encoder with its first weights."
@@ -160,7 +160,7 @@ def network(self):
         torch.manual_seed(self.seed)
         return ENCODERS[self.model](classes=self.outputs)
 
-# %% ../nbs/workshop/pretrain.ipynb #d9b3e6a0
+# %% ../nbs/workshop/pretrain.ipynb #9e44c06b
 def leaf_stock(
     config:Pretraining,
     folder=None,         # default: `leaves` in `data_root()`
@@ -183,7 +183,7 @@ def leaf_stock(
         half.rename(path)
     return np.load(path, mmap_mode="r")
 
-# %% ../nbs/workshop/pretrain.ipynb #bd4debf8
+# %% ../nbs/workshop/pretrain.ipynb #140864e7
 def pretrain_step(
     config:Pretraining,
     model,
@@ -206,7 +206,7 @@ def pretrain_step(
     optimizer.step()
     return loss.item()
 
-# %% ../nbs/workshop/pretrain.ipynb #ca579d23
+# %% ../nbs/workshop/pretrain.ipynb #42574818
 def encoder_state(model):
     "Copy the weights of all layers but the last one."
     last = list(model.children())[-1]
@@ -227,7 +227,7 @@ def save_encoder(
     save_atomic({"kind": "dp_course encoder 1", "about": about, "weights": weights}, path)
     Path(f"{path}.prev").unlink(missing_ok=True)
 
-# %% ../nbs/workshop/pretrain.ipynb #37d41875
+# %% ../nbs/workshop/pretrain.ipynb #279e7017
 def find_start(
     name,  # "resnet20-synthetic", or a file
 ):         # `pathlib.Path`
@@ -258,7 +258,7 @@ def load_start(
     model.load_state_dict({key: v.float() for key, v in state["weights"].items()}, strict=False)
     return json.loads(state["about"])
 
-# %% ../nbs/workshop/pretrain.ipynb #72779c90
+# %% ../nbs/workshop/pretrain.ipynb #1f74d25a
 class Slices:
     "A pre-training that can be cut anywhere and picked up."
     def __init__(self, config:Pretraining, out="out"):
@@ -288,7 +288,7 @@ class Slices:
         views = 2*self.config.batch_size*self.t
         save_encoder(self.model, self.config, views, self.file(".pt"))
 
-# %% ../nbs/workshop/pretrain.ipynb #9cf7e1f4
+# %% ../nbs/workshop/pretrain.ipynb #02563729
 def pick_up_slices(
     config:Pretraining,
     out="out",           # folder
@@ -306,7 +306,7 @@ def pick_up_slices(
     run.seconds = state["seconds"]
     return run
 
-# %% ../nbs/workshop/pretrain.ipynb #12f70c22
+# %% ../nbs/workshop/pretrain.ipynb #a4a580ca
 def _first_line(run):
     config = run.config
     return dict(
@@ -330,7 +330,7 @@ def _line(run, losses):
     loss = sum(losses)/max(1, len(losses))
     return dict(step=run.t, views=views, loss=round(loss, 5), seconds=round(run.seconds, 1))
 
-# %% ../nbs/workshop/pretrain.ipynb #1e96ed12
+# %% ../nbs/workshop/pretrain.ipynb #b2aa2d30
 def _open_record(run):
     "Begin a record, or go on with one."
     # ValueError: a run that is new where one is kept
@@ -346,7 +346,7 @@ def _open_record(run):
     record.write("start", **_first_line(run))
     return record
 
-# %% ../nbs/workshop/pretrain.ipynb #1df02c86
+# %% ../nbs/workshop/pretrain.ipynb #e9dff8c8
 def slice_of_run(
     run:Slices,
     stock,            # as from `leaf_stock`
@@ -375,7 +375,7 @@ def slice_of_run(
     record.write("end", **line)
     return line
 
-# %% ../nbs/workshop/pretrain.ipynb #54f794aa
+# %% ../nbs/workshop/pretrain.ipynb #25c9569c
 @torch.no_grad()
 def stage_maps(
     model,  # whose children end in pooling, flatten, linear; a map halves between two stages
@@ -409,7 +409,7 @@ def encoder_features(
         rows.append((one + other)/2)
     return torch.cat(rows)
 
-# %% ../nbs/workshop/pretrain.ipynb #9c5b5583
+# %% ../nbs/workshop/pretrain.ipynb #e7a0230f
 def normalized_features(
     model,
     *images,   # (n,c,h,w) uint8, each
@@ -421,7 +421,7 @@ def normalized_features(
     scale = 125/math.sqrt(leaves.shape[1])  # as long as the scattering features of lesson 11
     return [scale*(encoder_features(model, x) - mean)/std for x in images]
 
-# %% ../nbs/workshop/pretrain.ipynb #8a69bf5f
+# %% ../nbs/workshop/pretrain.ipynb #7783c4cf
 def probe(
     model,           # its weights are what is judged
     data,            # `Examples` of images, a validation split as test part
@@ -447,7 +447,7 @@ def probe(
         found[lr] = trainer.fit().evaluate()
     return found
 
-# %% ../nbs/workshop/pretrain.ipynb #8fc826f9
+# %% ../nbs/workshop/pretrain.ipynb #9ed0db14
 def judge(
     run:Slices,
     root=None,        # folder of the data sets
@@ -471,7 +471,7 @@ def judge(
     Record(run.file(".jsonl"), resume=True).write("end", **line)
     return line
 
-# %% ../nbs/workshop/pretrain.ipynb #c1d0c13a
+# %% ../nbs/workshop/pretrain.ipynb #94ad3f9c
 def _parser():
     "The options of `dp-pretrain`."
     usual = Pretraining()
@@ -493,7 +493,7 @@ def _parser():
     parser.add_argument("--data", metavar="DIR", help="folder of data sets, for --probe")
     return parser
 
-# %% ../nbs/workshop/pretrain.ipynb #fbca4139
+# %% ../nbs/workshop/pretrain.ipynb #2abe097e
 def main(
     argv=None,  # command line; default: this process's
 ):              # exit code: 0; 2 after one line on stderr
