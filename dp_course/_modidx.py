@@ -391,6 +391,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                    'dp_course.engines.eager': ('workshop/engines.html#eager', 'dp_course/engines.py'),
                                    'dp_course.engines.fast_grad_sum': ('workshop/engines.html#fast_grad_sum', 'dp_course/engines.py'),
                                    'dp_course.engines.fixed_shape': ('workshop/engines.html#fixed_shape', 'dp_course/engines.py'),
+                                   'dp_course.engines.has_bfloat16': ('workshop/engines.html#has_bfloat16', 'dp_course/engines.py'),
                                    'dp_course.engines.nothing': ('workshop/engines.html#nothing', 'dp_course/engines.py'),
                                    'dp_course.engines.one_pass': ('workshop/engines.html#one_pass', 'dp_course/engines.py'),
                                    'dp_course.engines.refuse': ('workshop/engines.html#refuse', 'dp_course/engines.py'),

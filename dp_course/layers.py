@@ -79,7 +79,7 @@ class KeptGradients:
             total.addmv_(rows.to(self.wide).T, some)
         return total.view(self.shape)
 
-
+# %% ../nbs/workshop/layers.ipynb #659abc4c
 class GhostNorm:
     "Squared norms now, and a function for the weighted sum once the factors are known."
     def __init__(
