@@ -120,7 +120,7 @@ class Book:
             return self.room > 0
         return self.budget.affords(q=entry.q, sigma=entry.sigma)
 
-# %% ../nbs/workshop/ledger.ipynb #8b7d1300
+# %% ../nbs/workshop/ledger.ipynb #47736416
 class _File:
     "The ledger beside one checkpoint, and what we know of it."
     def __init__(
@@ -144,8 +144,9 @@ class _File:
             return found  # somebody has cleaned up both
         for entry in entries:
             if entry not in self.known:
+                others = self.journal.append(json.dumps(entry))  # or OSError, and nothing is written
                 self.known.add(entry)
-                found += _read(self.journal.append(json.dumps(entry)), self.journal, self.run)
+                found += _read(others, self.journal, self.run)
         self.known.update(found)
         return found
 

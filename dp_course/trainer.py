@@ -150,7 +150,7 @@ class Trainer(_RunState):
         callbacks=(),          # each f(trainer), called after every step
         seed=None,             # default: 256 secret bits; one that you give is not secret
         metric=accuracy,       # (output, y) -> (b,) score per row, for `evaluate`
-        micro_batch=None,      # examples per call of the engine: changes memory, not the result
+        micro_batch=None,      # examples per call of the engine: changes memory, not the sum
         augment=None,          # (x, y, generator) -> (x, y), after normalization; may be `Views`
     ):
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
@@ -257,9 +257,10 @@ def _entry(
     batch:int=0,   # which batch of this step
 ):                 # `Entry`
     "What the ledger says about a look at the data, as the model stands now."
-    weights = {f"weight {name}": p for name, p in self.params.items()}
     stream = f"{self._secret.fingerprint}.{batch}"
-    return Entry(what, float(q), float(sigma), stream, self.t, self._digest(released | weights))
+    weights = {f"weight {name}": p for name, p in self.params.items()}
+    digest = self._digest({"what": what, "sigma": float(sigma), **released, **weights})
+    return Entry(what, float(q), float(sigma), stream, self.t, digest)
 
 
 @patch_to(Trainer)
