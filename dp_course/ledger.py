@@ -126,17 +126,14 @@ class _File:
     def __init__(
         self,
         path,     # of the checkpoint
-        journal,  # `Journal`
+        journal,
         run:str,  # whose it is
         known,    # entries that it holds
     ):
         self.path, self.journal, self.run = Path(path), journal, run
         self.known = set(known)
 
-    def add(
-        self,
-        entries,
-    ):  # list of entries that others have added
+    def add(self, entries):  # list of entries that others have added
         "Append what the file lacks."
         # ValueError: the file is another run's by now
         found = []
@@ -144,8 +141,8 @@ class _File:
             return found  # somebody has cleaned up both
         for entry in entries:
             if entry not in self.known:
-                others = self.journal.append(json.dumps(entry))  # or OSError, and nothing is written
-                self.known.add(entry)
+                others = self.journal.append(json.dumps(entry))
+                self.known.add(entry)  # not before: the disk may be full
                 found += _read(others, self.journal, self.run)
         self.known.update(found)
         return found

@@ -288,9 +288,9 @@ class public:
 def _check_metric(metric):
     "Refuse a metric that may look at anything."
     if not (metric is Trainer.evaluate or getattr(metric, "accounted", False)):
-        raise ValueError(f"{metric=}: nobody knows what it looks at. Pass NoisyAccuracy(...), which "
-                         "is noised and paid for, Trainer.evaluate, or public(metric) if it looks "
-                         "at public data only")
+        raise ValueError(f"{metric=}: nobody knows what it looks at. Pass NoisyAccuracy(...), "
+                         "which is noised and paid for, Trainer.evaluate, or public(metric) if it "
+                         "looks at public data only")
 
 # %% ../nbs/10_tricks.ipynb #d3f528a4
 class Plateau:
