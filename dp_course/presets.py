@@ -82,7 +82,9 @@ def config_of(
 ):           # `Config`
     "Rebuild the settings of a run from its record."
     # ValueError: a setting that this version does not know, a value of another kind
-    told = record[0]["config"]
+    told = record[0].get("config")
+    if not isinstance(told, dict):
+        raise ValueError("a record without config says nothing about the settings of its run")
     saved = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items() if k != "bf16"}
     check_types(saved, "in its record ")
     return Config(**saved)

@@ -9,8 +9,10 @@ __all__ = ['KINDS', 'LABELS', 'Record', 'read_runs', 'read_record', 'new_record'
            'mean_std', 'composed_epsilon', 'plot_record']
 
 # %% ../nbs/workshop/records.ipynb #541c99db
+import hashlib
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -38,6 +40,23 @@ except ImportError:  # Windows
     fcntl = resource = None
 
 # %% ../nbs/workshop/records.ipynb #09c580ff
+def _sealed(text):
+    "Put a checksum of a JSON object at its end."
+    return f'{text[:-1]}, "check": "{hashlib.sha256(text.encode()).hexdigest()[:12]}"}}'
+
+
+def _whole_lines(
+    raw,    # bytes of a record
+    where,  # file, for the message
+):          # bytes
+    "Drop half a last line, which a kill leaves; a whole one whose end is damaged is none of those."
+    # ValueError
+    cut = raw.rfind(b"\n") + 1
+    if re.search(rb', "check": "[0-9a-f]{12}"}.', raw[cut:]):
+        raise ValueError(f"{where}, its last line, is damaged: it does not end as a line does")
+    return raw[:cut]
+
+
 class Record:
     "A file of JSON lines in which every line is on the disk before the run goes on."
 
@@ -50,8 +69,8 @@ class Record:
         self.path = Path(path)
         self.file = open(self.path, "r+b" if resume else "x+b", buffering=0)
         self._lock()
-        whole = self.file.read().rfind(b"\n") + 1
-        self.file.truncate(whole)  # a crash may have cut the last line
+        whole = len(_whole_lines(self.file.read(), self.path))
+        self.file.truncate(whole)
         self.file.seek(whole)
 
     def _lock(self):
@@ -67,7 +86,7 @@ class Record:
     def write(self, kind, **row):
         "Append one line; if that fails, the file ends where it did."
         # ValueError: a number that JSON does not know (NaN, infinity). OSError: a full disk
-        line = json.dumps({"kind": kind, **row}, allow_nan=False) + "\n"
+        line = _sealed(json.dumps({"kind": kind, **row}, allow_nan=False)) + "\n"
         end = self.file.tell()
         try:
             write_all(self.file.fileno(), line.encode())
@@ -96,7 +115,7 @@ def _parse(
     text,   # bytes of one line
     where,  # file and line, for the message
 ):          # dict
-    "Read one line of a record."
+    "Read one line of a record; its checksum, if it has one, stays in it as `check`."
     try:
         line = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -105,6 +124,10 @@ def _parse(
         raise ValueError(f"{where} is a {type(line).__name__}: a line of a record is an object")
     if line.get("kind") not in KINDS:
         raise ValueError(f"{where} has kind {line.get('kind')!r}: a record has {', '.join(KINDS)}")
+    if "check" in line:
+        bare = text[:text.rindex(b', "check"')].decode() + "}"
+        if _sealed(bare).encode() != text:
+            raise ValueError(f"{where} is damaged, or was edited: its checksum is another")
     _check_values(line, where)
     return line
 
@@ -141,8 +164,9 @@ _PLAN_RULES = {
 def _check_values(line, where):
     "Refuse values that no run has."
     # ValueError: the key, the value, the rule
-    if line["kind"] == "start" and "preset" not in line:
-        raise ValueError(f"{where} has no preset: the start of a record names one")
+    for kind, key in (("start", "preset"), ("epoch", "step")):
+        if line["kind"] == kind and line.get(key) is None:
+            raise ValueError(f"{where} has no {key}: a line of kind {kind} has one")
     for values, rules in ((line, _RULES), (line.get("plan"), _PLAN_RULES)):
         for key, (words, holds) in rules.items():
             value = (values or {}).get(key)
@@ -156,13 +180,19 @@ def read_runs(
     "Read a file of records and check every line; half a last one, left by a crash, is dropped."
     # ValueError, naming file and line: no JSON, no object, an unknown kind, no start line first
     runs = []
-    for number, text in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):
+    raw = _whole_lines(Path(path).read_bytes(), path)
+    for number, text in enumerate(raw.split(b"\n")[:-1], 1):
         where = f"{path}, line {number},"
         line = _parse(text, where)
+        sealed = line.pop("check", None) is not None
         if line["kind"] == "start":
             runs.append([])
+            sealed_before = sealed
         if not runs:
             raise ValueError(f"{where} comes before any start line: no record, or its head is lost")
+        if sealed != sealed_before and (sealed_before or line["kind"] != "resume"):
+            raise ValueError(f"{where} or the one before it has lost its checksum: it was edited")
+        sealed_before = sealed
         runs[-1].append(line)
     return runs
 
@@ -454,9 +484,11 @@ def stated(
     # ValueError
     start = record[0] if record else {}
     missing = [key for key in keys if start.get(key) is None]
+    if "plan" in keys and not missing:
+        missing = [f"the plan's {key}" for key in _PLAN_RULES if start["plan"].get(key) is None]
     if missing:
-        raise ValueError(f"the record of {start.get('preset', 'a run')!s} says nothing about "
-                         f"{' and '.join(missing)} in its first line: no run of dp-train")
+        raise ValueError(f"the record of {start.get('preset', 'a run')} says nothing about "
+                         f"{', '.join(missing)} in its first line: no run of dp-train")
     return start
 
 
@@ -469,10 +501,10 @@ def settings(
     "Say everything that a run was told and that changes its result, apart from its seed."
     # ValueError: a first line that does not say it. What is off (0, "", none) is as good as absent: older records lack the newer fields. The
     # precision is the one that was computed in, not the one that a config allowed.
-    start = stated(record, "config", "data", "plan")
+    start = stated(record, "config", "data")
     told = {key: value for key, value in start["config"].items() if value and key not in LABELS}
     computed_in = start.get("precision", "float32")
-    parts = [start["preset"], start["data"], start["plan"], computed_in, told]
+    parts = [start["preset"], start["data"], start.get("plan"), computed_in, told]
     return json.dumps(parts, sort_keys=True)
 
 
@@ -556,9 +588,10 @@ def plot_record(
     record = read_record(path)
     start, lines = stated(record, "plan"), record[1:]
     plan = start["plan"]
-    rows = {line["step"]: line for line in lines if "test_accuracy" in line}  # the last of a step
+    tested = [line for line in lines if None not in (line.get("step"), line.get("test_accuracy"))]
+    rows = {line["step"]: line for line in tested}  # the last of a step
     accuracy = [100*row["test_accuracy"] for row in rows.values()]
-    spent = [0, *(row.get("eps", row.get("eps_pld")) for row in rows.values())]
+    spent = [0, *(row.get("eps", row.get("eps_pld", math.nan)) for row in rows.values())]
     got = f"{accuracy[-1]:.1f} % at the last step" if rows else "no step yet"
     titles = f"{start['preset']}: {got}", f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}"
     fig, (left, right) = panels(titles, "step", "test accuracy (%)", (5, 3.4))
