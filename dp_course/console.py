@@ -306,7 +306,7 @@ def _remove(path, pattern):
     for old in path.parent.glob(path.name + pattern):
         old.unlink(missing_ok=True)
 
-
+# %% ../nbs/workshop/console.ipynb #943456ce
 def discard(
     record:Record,
 ):

@@ -29,7 +29,7 @@ import dp_course
 from .accounting import RDPAccountant, epsilon
 
 from .checkpoints import write_all
-from .core import PALETTE, machine, panels
+from .core import PALETTE, machine, panels, patch_to
 from .processes import Peers
 from .tricks import swapped
 
@@ -56,7 +56,7 @@ def _whole_lines(
         raise ValueError(f"{where}, its last line, is damaged: it does not end as a line does")
     return raw[:cut]
 
-
+# %% ../nbs/workshop/records.ipynb #6d139f15
 class Record:
     "A file of JSON lines in which every line is on the disk before the run goes on."
 
@@ -95,13 +95,19 @@ class Record:
             self.file.seek(end)
             raise OSError(error.errno, f"{error.strerror}: not written", str(self.path)) from error
 
-    def close(self):
-        "Let others write."
-        self.file.close()
+# %% ../nbs/workshop/records.ipynb #e93e74b6
+@patch_to(Record)
+def close(self):
+    "Let others write."
+    self.file.close()
 
-    def beside(self, suffix):
-        "Name another file of the same run."
-        return self.path.with_name(self.path.name.removesuffix(".jsonl") + suffix)
+
+@patch_to(Record)
+def beside(self, suffix):
+    "Name another file of the same run."
+    return self.path.with_name(self.path.name.removesuffix(".jsonl") + suffix)
+
+
 
 # %% ../nbs/workshop/records.ipynb #5a1e0001
 KINDS = ("start", "epoch", "resume", "row", "end")  # of a line; row: of a mere measurement
@@ -491,7 +497,7 @@ def stated(
                          f"{', '.join(missing)} in its first line: no run of dp-train")
     return start
 
-
+# %% ../nbs/workshop/records.ipynb #6f702513
 LABELS = "preset about tuning_runs micro_batch precision bf16".split()  # change no result
 
 
@@ -499,7 +505,8 @@ def settings(
     record,  # lines
 ):           # str; runs that agree in it may be averaged
     "Say everything that a run was told and that changes its result, apart from its seed."
-    # ValueError: a first line that does not say it. What is off (0, "", none) is as good as absent: older records lack the newer fields. The
+    # ValueError: a first line that does not say it. What is off (0, "", none) is as good as
+    # absent: older records lack the newer fields. The
     # precision is the one that was computed in, not the one that a config allowed.
     start = stated(record, "config", "data")
     told = {key: value for key, value in start["config"].items() if value and key not in LABELS}
