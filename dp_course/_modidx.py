@@ -652,8 +652,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                       'dp_course/layers.py'),
                                   'dp_course.layers.StandardizedWeight._exactly': ( 'workshop/layers.html#standardizedweight._exactly',
                                                                                     'dp_course/layers.py'),
-                                  'dp_course.layers.StandardizedWeight.careful': ( 'workshop/layers.html#standardizedweight.careful',
-                                                                                   'dp_course/layers.py'),
                                   'dp_course.layers.StandardizedWeight.ghost_norms': ( 'workshop/layers.html#standardizedweight.ghost_norms',
                                                                                        'dp_course/layers.py'),
                                   'dp_course.layers.StandardizedWeight.ghost_pays': ( 'workshop/layers.html#standardizedweight.ghost_pays',

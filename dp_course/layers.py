@@ -129,11 +129,6 @@ class LinearWeight:
         terms = max(x.shape[2], g.shape[2])
         return gram_norms(x @ x.mT, g @ g.mT, terms, self._exactly)
 
-    def _exactly(self, rows):  # (b) which -> (n) squared norms
-        self.careful = True
-        pairs = zip(self.x[rows].double(), self.g[rows].double())
-        return torch.stack([(g.mT @ x).square().sum() for x, g in pairs])
-
     def norm_bounds(self):  # (b)
         return _lengths(self.x, len(self.x))*_lengths(self.g, len(self.g))
 
@@ -144,6 +139,14 @@ class LinearWeight:
 
     def keep(self, gradients, once=True):
         return KeptGradients(gradients)
+
+# %% ../nbs/workshop/layers.ipynb #025c7fdc
+@patch_to(LinearWeight)
+def _exactly(self, rows):  # (b) which -> (n) squared norms
+    "Form the few gradients of which inner products leave nothing, and remember it for the sum."
+    self.careful = True
+    pairs = zip(self.x[rows].double(), self.g[rows].double())
+    return torch.stack([(g.mT @ x).square().sum() for x, g in pairs])
 
 # %% ../nbs/workshop/layers.ipynb #1196ada9
 def _learns(p):
@@ -347,12 +350,6 @@ class ConvWeight:
             return self.naive()
         return _gradients_by_folding(self.conv, self.x, self.g, self.b, self.padding)
 
-    def _few_positions(self):
-        "In half precision on a CPU patches are cheap, and the fold of a wide layer is not."
-        half = self.x.dtype.itemsize < 4 and not self.x.is_cuda
-        t = self.g.shape[2:].numel()
-        return half and len(self.x) == self.b and self.conv.weight.numel() > 256*t
-
     def naive(self):  # (b,*weight.shape)
         return _gradients_by_patches(self.conv, self.x, self.g, self.b, self.padding)
 
@@ -361,18 +358,7 @@ class ConvWeight:
 
     def ghost_norms(self):  # (b) squared
         n = 1 + 2**22//self.x.shape[2:].numel()**2  # examples at a time: tables of 16 MB
-        return torch.cat([self._ghost_norms(x, g) for x, g in zip(self.x.split(n), self.g.split(n))])
-
-    def _ghost_norms(self, x, g):
-        def exactly(rows):
-            self.careful = True
-            return self.in_float64(x[rows], g[rows]).square().sum((1, 2))
-
-        return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly=exactly)
-
-    def in_float64(self, x, g):  # some rows -> (n,o,weights of a filter)
-        x, g = x.double(), g.double()
-        return _gradients_by_patches(self.conv, x, g, len(x), self.padding).flatten(2)
+        return torch.cat(list(map(self._ghost_norms, self.x.split(n), self.g.split(n))))
 
     def norm_bounds(self):  # (b)
         area = self.conv.weight[0, 0].numel()
@@ -385,6 +371,29 @@ class ConvWeight:
 
     def keep(self, gradients, once=True):
         return KeptGradients(gradients)
+
+# %% ../nbs/workshop/layers.ipynb #1d79605f
+@patch_to(ConvWeight)
+def _few_positions(self):
+    "In half precision on a CPU patches are cheap, and the fold of a wide layer is not."
+    half = self.x.dtype.itemsize < 4 and not self.x.is_cuda
+    t = self.g.shape[2:].numel()
+    return half and len(self.x) == self.b and self.conv.weight.numel() > 256*t
+
+
+@patch_to(ConvWeight)
+def _ghost_norms(self, x, g):
+    def exactly(rows):
+        self.careful = True
+        return self.in_float64(x[rows], g[rows]).square().sum((1, 2))
+
+    return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly=exactly)
+
+
+@patch_to(ConvWeight)
+def in_float64(self, x, g):  # some rows -> (n,o,weights of a filter)
+    x, g = x.double(), g.double()
+    return _gradients_by_patches(self.conv, x, g, len(x), self.padding).flatten(2)
 
 # %% ../nbs/workshop/layers.ipynb #2d468157
 def _raw_gradient(g, filters):  # (...,o,n) -> (...,o,n)
@@ -453,9 +462,7 @@ class StandardizedWeight:
         self.inner, self.filters, self.y = inner, filters, y
         self.x, self.g = inner.x, inner.g
 
-    @property
-    def careful(self):
-        return self.inner.careful
+    careful = property(lambda self: self.inner.careful)
 
     def gradients(self):  # of the filters that were used
         return self.inner.gradients()
