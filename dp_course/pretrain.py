@@ -473,7 +473,7 @@ def judge(
 
 # %% ../nbs/workshop/pretrain.ipynb #e26857b0
 class HeadFirst:
-    "During the first steps only the last layer learns, and only its gradient is clipped: a callback."
+    "Let only the last layer learn at first, and clip only its gradient: a callback."
     def __init__(
         self,
         model,      # with the weights of its start
