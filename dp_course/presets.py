@@ -323,8 +323,8 @@ def _miniature(preset):
     "Three steps on digits, with two views instead of many; ten steps on the digits' features."
     if "features" in preset:
         return {**preset, **_TINY, "batch_size": 512, "epochs": 10*512/1437}
-    few = {name: min(2, preset.get(name, 0)) for name in ("views", "head_steps")}
-    return {**preset, **_TINY, **few, "batch_size": 32, "epochs": .067, "start": ""}
+    few = {"views": min(2, preset.get("views", 0)), "start": "", "head_steps": 0}
+    return {**preset, **_TINY, **few, "batch_size": 32, "epochs": .067}
 
 
 _FULL = {

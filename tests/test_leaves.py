@@ -394,6 +394,7 @@ def test_the_plan_pays_for_the_mean():
     assert plan.epsilon_after(120) <= 3
 
 
+@pytest.mark.skipif(not hasattr(Trainer, "noisy"), reason="a trainer without noisy releases")
 @by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6)])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
     monkeypatch.setattr("dp_course.train.leafed", partial(L.leafed, recipe=FEW, cache=tmp_path))
@@ -406,10 +407,13 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
     assert "mean of the features" in last["statement"]
 
 
-@by("preset", ["resnet20-cpu-eps3-fast", "resnet20-synthetic-eps3-fast"])
-def test_networks_for_a_cpu_run(tmp_path, preset):
-    job = Job(make_config(preset), out=tmp_path, device="cpu", seed=3)
-    end = run(job, say=lambda line: None, show=False)
+@by("preset, given", [("resnet20-cpu-eps3-fast", {}),
+                      ("resnet20-synthetic-eps3-fast", dict(head_steps=2))])
+def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
+    config = make_config(preset, **given)
+    for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
+                Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
+        end = run(job, say=lambda line: None, show=False)
     assert end["finished"] and end["step"] == 3
 
 
