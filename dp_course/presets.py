@@ -274,6 +274,7 @@ _LEAVES_CNN = dict(
     precision="auto",
 )
 
+# %% ../nbs/workshop/presets.ipynb #a91fd8aa
 _RESNET_CPU = dict(
     _RESNET,
     about="ResNet-20 on a CPU: batch 4096, 400 steps without views, averaged weights",
@@ -290,6 +291,13 @@ _RESNET_START = dict(
     head_steps=100,
     epochs=300*4096/50_000,
 )
+
+_STARTS = {
+    "leaves-linear-eps3": _LEAVES,
+    "leaves-cnn-eps3": _LEAVES_CNN,
+    "resnet20-cpu-eps3": _RESNET_CPU,
+    "resnet20-synthetic-eps3": _RESNET_START,
+}
 
 # %% ../nbs/workshop/presets.ipynb #81d187ff
 _REPORT = dict(
@@ -362,10 +370,7 @@ _FULL = {
     "wrn40-4-eps8": _WIDEST,
     **_at_budgets("scatter-linear", _LINEAR, 1, 2, 2.38, 5, 8),
     **_at_budgets("scatter-cnn", _CNN, 2.38),
-    "leaves-linear-eps3": _LEAVES,
-    "leaves-cnn-eps3": _LEAVES_CNN,
-    "resnet20-cpu-eps3": _RESNET_CPU,
-    "resnet20-synthetic-eps3": _RESNET_START,
+    **_STARTS,
     "report-v1": _REPORT_V1,
     "report-2048": _REPORT_2048,
     "report-4096": _REPORT_4096,
