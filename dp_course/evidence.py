@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Finding', 'fresh', 'joined', 'row_of', 'flat', 'Replay', 'stranger', 'nudged', 'draw_ratios', 'least_mu',
            'quiet_tensors', 'Canaries', 'draw_projections', 'marks_of', 'coin_tests', 'draw_counts', 'guesses_epsilon',
-           'reading', 'expected_reading', 'distance_of', 'draw_scores', 'dirac_model', 'dirac_canaries', 'linear_loss',
-           'torch_step', 'trainer_step', 'trainer_run', 'FullTrainer']
+           'reading', 'expected_reading', 'distance_of', 'draw_scores', 'canary_distance', 'dirac_model',
+           'dirac_canaries', 'linear_loss', 'torch_step', 'trainer_step', 'trainer_run', 'FullTrainer']
 
 # %% ../nbs/workshop/evidence.ipynb #52dde512
 import base64
@@ -487,7 +487,17 @@ def draw_scores(
     ax.legend()
     return fig
 
-# %% ../nbs/workshop/evidence.ipynb #c260b80c
+# %% ../nbs/workshop/evidence.ipynb #55f11ba6
+def canary_distance(
+    *,
+    q:float,      # Poisson rate
+    sigma:float,  # noise multiplier
+    steps:int,
+):                # float
+    "Predict d' of a Dirac canary in the final weights."
+    return q*math.sqrt(steps)/math.sqrt(sigma**2 + q*(1 - q))
+
+# %% ../nbs/workshop/evidence.ipynb #94f55b32
 def dirac_model(
     m:int,  # canaries
 ):          # `nn.Module`, at zero
@@ -511,7 +521,7 @@ def linear_loss(
     "Pull a canary's own weight upwards, always with the same force."
     return -y*output[:, 0]
 
-# %% ../nbs/workshop/evidence.ipynb #62cc385c
+# %% ../nbs/workshop/evidence.ipynb #038118f1
 @contextmanager
 def _watched(optimizer):
     "Keep a copy of every gradient that enters an optimizer's step."
@@ -541,7 +551,7 @@ def torch_step(
         return {"gradient": {name: kept[-1][id(p)] for name, p in named if id(p) in kept[-1]}}
     return step
 
-# %% ../nbs/workshop/evidence.ipynb #7fd7ac0b
+# %% ../nbs/workshop/evidence.ipynb #47391c6f
 def trainer_step(
     trainer,  # a `Trainer` without a file: copies of it take the steps
 ):            # step(x, y, generator) for the audits
@@ -582,7 +592,7 @@ def trainer_run(
         grads = {name: kept[0][id(p)] for name, p in trainer.params.items()}
         yield drawn[-1], grads, trainer.model
 
-# %% ../nbs/workshop/evidence.ipynb #42e0a9bd
+# %% ../nbs/workshop/evidence.ipynb #59534ba0
 @dataclass(frozen=True, kw_only=True)
 class FullTrainer:
     "The course's `Trainer`, behind the doors of a `SmallTrainer`."
