@@ -8,10 +8,11 @@ __all__ = ['Finding', 'fresh', 'joined', 'row_of', 'flat', 'Replay', 'stranger',
            'reading', 'expected_reading', 'distance_of', 'draw_scores', 'canary_distance', 'dirac_model',
            'dirac_canaries', 'linear_loss', 'torch_step', 'trainer_step', 'trainer_run', 'FullTrainer']
 
-# %% ../nbs/workshop/evidence.ipynb #52dde512
+# %% ../nbs/workshop/evidence.ipynb #816559ec
 import base64
 import io
 import math
+import sys
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -24,11 +25,11 @@ import torch
 from scipy import special, stats
 from torch import nn
 
-from . import trainer as trainers
 from .batches import count, take, tree_map
 from .core import PALETTE, figure, patch_to
 from .mutants import Shift
 from .sampling import poisson_indices
+from .trainer import Trainer, squared_error
 
 # %% ../nbs/workshop/evidence.ipynb #889114b6
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _repr_markdown_(self):
     limits = f"It sees {self.sees}. It cannot see {self.blind}."
     return "\n\n".join([title, table, picture, limits])
 
-# %% ../nbs/workshop/evidence.ipynb #5b17bb56
+# %% ../nbs/workshop/evidence.ipynb #09e6a9cb
 def fresh(
     seed:int,
 ):  # `torch.Generator`
@@ -103,7 +104,7 @@ def flat(
     "Put all tensors into one vector."
     return torch.cat([t.detach().double().flatten() for t in tensors.values()])
 
-# %% ../nbs/workshop/evidence.ipynb #424ad5f3
+# %% ../nbs/workshop/evidence.ipynb #e815b49d
 def _beside(said):
     "What a step releases besides its gradient, as numbers."
     values = {name: v for name, v in said.items() if name != "gradient"}
@@ -139,7 +140,7 @@ class Replay:
         self.ratios.append(length if math.isfinite(length) else math.inf)
         return self.ratios[-1]
 
-# %% ../nbs/workshop/evidence.ipynb #bc722592
+# %% ../nbs/workshop/evidence.ipynb #d241a739
 def stranger(
     examples,   # D: (x, y)
     generator,  # of the auditor
@@ -174,7 +175,7 @@ def nudged(
     x, y = newcomer
     return tree_map(nudge, x), y
 
-# %% ../nbs/workshop/evidence.ipynb #9faab856
+# %% ../nbs/workshop/evidence.ipynb #e442ef48
 def draw_ratios(
     ratios,  # of all newcomers
 ):           # matplotlib figure
@@ -183,10 +184,11 @@ def draw_ratios(
                      "ratio to the bound", size=(5.4, 2.6))
     ax.plot(sorted(min(r, 1e6) for r in ratios), ".")
     ax.axhline(1, ls="--", color=PALETTE[3])
-    ax.set_yscale("symlog", linthresh=1)
+    if max(ratios) > 3:
+        ax.set_yscale("log")
     return fig
 
-# %% ../nbs/workshop/evidence.ipynb #e0ed8055
+# %% ../nbs/workshop/evidence.ipynb #eaed1e06
 def least_mu(
     right:int,    # guesses that were right
     tries:int,    # of so many independent fair coins
@@ -216,7 +218,7 @@ def quiet_tensors(
         found[name] = (math.sqrt(ratio/freedom), p)
     return found
 
-# %% ../nbs/workshop/evidence.ipynb #69ac70bd
+# %% ../nbs/workshop/evidence.ipynb #a2cc317a
 class Canaries:
     "Where each canary pushes the release, and where the release lies without them."
     def __init__(
@@ -249,7 +251,7 @@ class Canaries:
         said = self.step(*joined(self.examples, *extra), fresh(seed))
         return flat(said["gradient"])
 
-# %% ../nbs/workshop/evidence.ipynb #f09be3f8
+# %% ../nbs/workshop/evidence.ipynb #71c88593
 @patch_to(Canaries)
 def filters(self):  # (m,d)
     "Weigh the coordinates of each direction so that its canary shows best: 0 out, 1 in."
@@ -281,7 +283,7 @@ def observe(
     inside, scores = torch.cat(inside), torch.cat(scores).nan_to_num(nan=.5)
     return scores[inside], scores[~inside]
 
-# %% ../nbs/workshop/evidence.ipynb #1c1fe925
+# %% ../nbs/workshop/evidence.ipynb #021530a8
 def draw_projections(
     inside,       # scores
     outside,      # scores
@@ -300,7 +302,7 @@ def draw_projections(
     ax.legend()
     return fig
 
-# %% ../nbs/workshop/evidence.ipynb #d5e8e3d0
+# %% ../nbs/workshop/evidence.ipynb #43ea2777
 def marks_of(
     batches,  # iterable of index tensors or lists
     n:int,    # examples
@@ -333,7 +335,7 @@ def _spread(marks, q):
     scaled = t*freedom/draws
     return _both_tails(stats.chi2.cdf(scaled, freedom), stats.chi2.sf(scaled, freedom))
 
-# %% ../nbs/workshop/evidence.ipynb #454de34d
+# %% ../nbs/workshop/evidence.ipynb #6759f1e0
 def _lags(marks, q):  # (lags,) p-values
     "How often an example is drawn in two batches, over disjoint pairs so many steps apart."
     draws, n = marks.shape
@@ -369,7 +371,7 @@ def _noise_ranks(marks, noise):
     worst = (6*drawn*(mean - .5)**2).max().item()
     return min(1., 2*math.exp(-worst)*n*values.shape[1])
 
-# %% ../nbs/workshop/evidence.ipynb #f2172ea6
+# %% ../nbs/workshop/evidence.ipynb #f047f55d
 def coin_tests(
     marks,       # (draws,n) who was in which batch
     q:float,     # rate that the accountant believes in
@@ -403,7 +405,7 @@ def draw_counts(
     ax.legend()
     return fig
 
-# %% ../nbs/workshop/evidence.ipynb #cbd15624
+# %% ../nbs/workshop/evidence.ipynb #c7da94b5
 def guesses_epsilon(
     right:int,     # correct guesses
     guesses:int,   # canaries that the auditor was sure about
@@ -428,7 +430,7 @@ def guesses_epsilon(
         low, high = (low, middle) if luck(middle) > alpha else (middle, high)
     return low
 
-# %% ../nbs/workshop/evidence.ipynb #0e451d7e
+# %% ../nbs/workshop/evidence.ipynb #1cc291f9
 _GUESSES = (.05, .1, .2, .4)  # shares of the canaries that are guessed; fixed before looking
 
 
@@ -448,7 +450,7 @@ def reading(
         best = max(best, (eps, 2*half))
     return best
 
-# %% ../nbs/workshop/evidence.ipynb #f44e08db
+# %% ../nbs/workshop/evidence.ipynb #51c93032
 def expected_reading(
     distance:float,  # between the means of normal scores, in their standard deviations
     m:int,           # canaries
@@ -473,7 +475,7 @@ def distance_of(
     spread = ((there.var() + away.var())/2).sqrt()
     return ((there.mean() - away.mean())/spread.clamp(min=1e-30)).item()
 
-# %% ../nbs/workshop/evidence.ipynb #8bb08b1c
+# %% ../nbs/workshop/evidence.ipynb #21196aaf
 def draw_scores(
     scores,  # (m,)
     inside,  # (m,) bool
@@ -487,7 +489,7 @@ def draw_scores(
     ax.legend()
     return fig
 
-# %% ../nbs/workshop/evidence.ipynb #55f11ba6
+# %% ../nbs/workshop/evidence.ipynb #0450a068
 def canary_distance(
     *,
     q:float,      # Poisson rate
@@ -497,7 +499,7 @@ def canary_distance(
     "Predict d' of a Dirac canary in the final weights."
     return q*math.sqrt(steps)/math.sqrt(sigma**2 + q*(1 - q))
 
-# %% ../nbs/workshop/evidence.ipynb #94f55b32
+# %% ../nbs/workshop/evidence.ipynb #b2e8ce5d
 def dirac_model(
     m:int,  # canaries
 ):          # `nn.Module`, at zero
@@ -521,7 +523,7 @@ def linear_loss(
     "Pull a canary's own weight upwards, always with the same force."
     return -y*output[:, 0]
 
-# %% ../nbs/workshop/evidence.ipynb #038118f1
+# %% ../nbs/workshop/evidence.ipynb #50e163e5
 @contextmanager
 def _watched(optimizer):
     "Keep a copy of every gradient that enters an optimizer's step."
@@ -551,12 +553,15 @@ def torch_step(
         return {"gradient": {name: kept[-1][id(p)] for name, p in named if id(p) in kept[-1]}}
     return step
 
-# %% ../nbs/workshop/evidence.ipynb #47391c6f
+# %% ../nbs/workshop/evidence.ipynb #6b384a70
+_TRAINER = sys.modules[Trainer.__module__]  # where it looks up its coins and its noise
+
+
 def trainer_step(
     trainer,  # a `Trainer` without a file: copies of it take the steps
 ):            # step(x, y, generator) for the audits
     "Audit our own trainer: the auditor chooses batch and noise, all else is the trainer's."
-    noisy_mean = trainers.noisy_mean
+    noisy_mean = _TRAINER.noisy_mean
 
     def step(x, y, generator):
         twin = deepcopy(trainer, {id(trainer.data): trainer.data})
@@ -567,7 +572,7 @@ def trainer_step(
 
         def known_noise(grads, std, batch_size, _):
             return noisy_mean(grads, std, batch_size, generator)
-        swapped = mock.patch.multiple(trainers, poisson_indices=everyone, noisy_mean=known_noise)
+        swapped = mock.patch.multiple(_TRAINER, poisson_indices=everyone, noisy_mean=known_noise)
         with swapped, _watched(twin.optimizer) as kept:
             twin.step()
         grads = {name: kept[0][id(p)] for name, p in twin.params.items()}
@@ -575,7 +580,7 @@ def trainer_step(
         return {"gradient": grads, **beside}
     return step
 
-
+# %% ../nbs/workshop/evidence.ipynb #fd0718a6
 def trainer_run(
     trainer,  # a `Trainer`: it is trained to the end of its plan
 ):            # yields indices, gradient, model
@@ -585,14 +590,14 @@ def trainer_run(
     def spy(*args):
         drawn.append(poisson_indices(*args))
         return drawn[-1]
-    spied = mock.patch.object(trainers, "poisson_indices", spy)
+    spied = mock.patch.object(_TRAINER, "poisson_indices", spy)
     for _ in range(trainer.left()):
         with spied, _watched(trainer.optimizer) as kept:
             trainer.step()
         grads = {name: kept[0][id(p)] for name, p in trainer.params.items()}
         yield drawn[-1], grads, trainer.model
 
-# %% ../nbs/workshop/evidence.ipynb #59534ba0
+# %% ../nbs/workshop/evidence.ipynb #98ef6f0c
 @dataclass(frozen=True, kw_only=True)
 class FullTrainer:
     "The course's `Trainer`, behind the doors of a `SmallTrainer`."
@@ -606,9 +611,8 @@ class FullTrainer:
         "Make one; rows are repeated until there are as many as the plan says."
         rows = torch.arange(self.plan.n) % count(x)
         optimizer = partial(torch.optim.SGD, lr=.1, momentum=.9)
-        return trainers.Trainer(self.model(), take((x, y), rows), self.plan, loss_fn=self.loss_fn,
-                                optimizer=optimizer, seed=seed, metric=trainers.squared_error,
-                                **self.options)
+        return Trainer(self.model(), take((x, y), rows), self.plan, loss_fn=self.loss_fn,
+                       optimizer=optimizer, seed=seed, metric=squared_error, **self.options)
 
     def step(self, x, y, generator):
         "As `SmallTrainer.step`."

@@ -355,7 +355,7 @@ class Mutant:
             texts.append(re.sub(r"(?m)^(def|class) \w+", rf"\1 {role}", text))
         return "\n\n".join(texts)
 
-# %% ../nbs/workshop/mutants.ipynb #29510c61
+# %% ../nbs/workshop/mutants.ipynb #eaf4173f
 _VIEWS = {"see": _two_views}
 _BEFORE = {
     "alder": ({"bound": _clip_the_mean}, "the mean is clipped, not every example"),
@@ -377,7 +377,7 @@ _NOISE = {
     "lime": ({**_VIEWS, "noise": _half_if_augmented}, "augmentation halves the noise"),
     "maple": ({"noise": _count_epochs}, "sigma is calibrated for epochs instead of steps"),
     "oak": ({"noise": _tensors_only}, "parameters without dimensions get no noise"),
-    "olive": ({"noise": _none, "apply": _noise_at_the_end}, "the noise is added after the momentum"),
+    "olive": ({"noise": _none, "apply": _noise_at_the_end}, "noise is added after the momentum"),
     "pear": ({"bound": _bound_all_but_one, "noise": _known_groups},
              "the last parameter group is neither clipped nor noised"),
 }
