@@ -140,7 +140,7 @@ class LinearWeight:
     def keep(self, gradients, once=True):
         return KeptGradients(gradients)
 
-# %% ../nbs/workshop/layers.ipynb #025c7fdc
+# %% ../nbs/workshop/layers.ipynb #aba5bc97
 @patch_to(LinearWeight)
 def _exactly(self, rows):  # (b) which -> (n) squared norms
     "Form the few gradients of which inner products leave nothing, and remember it for the sum."
