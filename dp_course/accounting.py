@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ORDERS', 'rdp_gaussian', 'rdp_to_epsilon', 'rdp_sampled_gaussian', 'RDPAccountant', 'epsilon', 'noise_multiplier',
-           'PrivacyPlan', 'PLDAccountant']
+           'PrivacyPlan', 'Budget', 'PLDAccountant']
 
 # %% ../nbs/03_cost.ipynb #0e803329
 import math
@@ -196,6 +196,46 @@ def _check_chance(delta, q, steps):
                          "at all: it could be published and nothing would count; pass less")
 
 # %% ../nbs/03_cost.ipynb #bc8e9aa5
+def _composed(
+    bill,        # {(q, sigma): steps}
+    delta:float,
+    accountant,  # class
+):               # float
+    "Give the eps of everything on a bill, in whatever order it was done."
+    account = accountant()
+    for (q, sigma), steps in sorted(bill.items()):
+        account.step(q, sigma, steps)
+    return account.epsilon(delta)
+
+
+def _bill(*parts):  # {(q, sigma): steps}
+    "Add up equal entries of (q, sigma, steps)."
+    bill = {}
+    for q, sigma, steps in parts:
+        entry = float(q), float(sigma)
+        bill[entry] = bill.get(entry, 0) + int(steps)
+    return bill
+
+
+def _multipliers(releases):  # tuple of floats
+    "Check the noise multipliers of other releases."
+    try:
+        releases = tuple(map(float, releases))
+    except (TypeError, ValueError):
+        raise ValueError(f"{releases=} is no list of noise multipliers: pass a tuple with one "
+                         "number per release, such as (30.,)") from None
+    for sigma in releases:
+        require(sigma=sigma)
+    return releases
+
+
+def _check_rest(spent, eps):
+    "Refuse releases that leave nothing for the steps."
+    if spent > .999*eps:
+        raise ValueError(f"the releases alone spend eps = {spent:.4g} of {eps=}: nothing is left "
+                         "for the steps; pass fewer releases or larger noise multipliers")
+
+# %% ../nbs/03_cost.ipynb #0574bc55
 def noise_multiplier(
     *,
     eps:float,                 # budget, > 0
@@ -203,19 +243,22 @@ def noise_multiplier(
     q:float,                   # Poisson sampling rate: batch_size/n
     steps:int,
     accountant=PLDAccountant,  # or `RDPAccountant`
+    releases=(),               # noise multipliers of other Gaussian releases that eps pays for
 ):                             # float, less than 0.1 % too large; 0 if no data are used
     "Find the noise multiplier with which the steps spend at most `eps`, rounded up."
-    # Neighbours: one example added or removed.
-    # ValueError: a number out of range, no accountant, an eps too small for RDP's orders
+    # Neighbours: one example added or removed. ValueError: a number out of range, no accountant,
+    # an eps too small for RDP's orders, releases that leave nothing
     _check_budget(eps)
     require(delta=delta, q=q, steps=steps)
     _check_accountant(accountant)
+    others = [(1, sigma, 1) for sigma in _multipliers(releases)]
+    _check_rest(_composed(_bill(*others), delta, accountant), eps)
     if q == 0 or steps == 0:
         return 0.
     _check_chance(delta, q, steps)
 
     def spent(sigma, by=accountant):
-        return epsilon(q=q, sigma=sigma, steps=steps, delta=delta, accountant=by)
+        return _composed(_bill((q, sigma, steps), *others), delta, by)
 
     def overspent(by):  # a function of log sigma that falls through 0 at the budget
         return lambda log_sigma: math.log(max(spent(math.exp(log_sigma), by), 1e-12)/eps)
@@ -263,11 +306,15 @@ class PrivacyPlan:
     delta:float                    # probability with which the bound may fail, at most 1/n
     accountant:type=PLDAccountant  # or `RDPAccountant`
     sigma:float=None               # noise multiplier; None: what eps asks for. More spends less
+    releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
 
     def __post_init__(self):
         _check_plan(self)
+        object.__setattr__(self, "releases", _multipliers(self.releases))
         if self.sigma is None:
-            object.__setattr__(self, "sigma", self._calibrated())
+            sigma = noise_multiplier(eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
+                                     accountant=self.accountant, releases=self.releases)
+            object.__setattr__(self, "sigma", sigma)
         require(sigma=self.sigma)
         spent = self.epsilon_after(self.steps)
         if spent > self.eps:
@@ -279,16 +326,23 @@ class PrivacyPlan:
         "Poisson sampling rate."
         return self.batch_size/self.n
 
-    def _calibrated(self):
-        return noise_multiplier(eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
-                                accountant=self.accountant)
+    def _bill(self, t):
+        others = [(1, sigma, 1) for sigma in self.releases]
+        return _bill((self.q, self.sigma, t), *others)
 
     def epsilon_after(self, t:int):  # float
-        "Give the eps spent by the first `t` steps."
-        return epsilon(q=self.q, sigma=self.sigma, steps=t, delta=self.delta,
-                       accountant=self.accountant)
+        "Give the eps spent by all the releases and the first `t` steps."
+        require(steps=t)
+        return _composed(self._bill(t), self.delta, self.accountant)
 
 # %% ../nbs/03_cost.ipynb #bd9cba22
+def _listed(releases):
+    "Name the releases: how many of each noise multiplier."
+    counts = sorted((sigma, releases.count(sigma)) for sigma in set(releases))
+    named = [f"{n} with multiplier {sigma:g}" for sigma, n in counts]
+    return f"; it pays for other Gaussian releases, too: {', '.join(named)}" if named else ""
+
+
 @patch_to(PrivacyPlan)
 def statement(self):  # str
     "Say the guarantee in words, with what it leaves out."
@@ -296,7 +350,150 @@ def statement(self):  # str
         f"({self.eps:g}, {self.delta:g})-differential privacy for adding or removing one of "
         f"{self.n:,} training examples (the unit is one example), over {self.steps:,} steps. Each "
         f"draws a Poisson sample at rate q = {self.batch_size:g}/{self.n} = {self.q:.6g} and adds "
-        f"Gaussian noise with multiplier {self.sigma:g}; composed by {self.accountant.__name__}. "
+        f"Gaussian noise with multiplier {self.sigma:g}{_listed(self.releases)}; composed by "
+        f"{self.accountant.__name__}. "
         "Not covered: hyper-parameter tuning and other runs on these data, choices made by "
         "looking at the test set, nonprivate statistics, the number n, and attacks on "
         "floating-point noise.")
+
+# %% ../nbs/03_cost.ipynb #36fab117
+class Budget:
+    "One book for a run: whatever looks at the data posts here before its noise is drawn."
+    # Neighbours: one example added or removed. ValueError: a number out of range, no accountant
+    def __init__(
+        self,
+        *,
+        eps:float=math.inf,        # what may be spent; inf: count, and refuse nothing
+        delta:float,               # probability with which the bound may fail
+        accountant=PLDAccountant,  # or `RDPAccountant`
+    ):
+        require(eps=eps, delta=delta)
+        _check_accountant(accountant)
+        self.eps, self.delta, self.accountant = eps, delta, accountant
+        self._counts = {}  # (what, q, sigma) -> steps
+        self._planned, self._fitted = {}, {}  # bills that fit: whatever is within them fits, too
+
+    @property
+    def posts(self):  # dict: what -> [(q, sigma, steps), ...]
+        "Everything posted so far, equal entries added up."
+        table = {}
+        for (what, q, sigma), steps in self._counts.items():
+            table.setdefault(what, []).append((q, sigma, steps))
+        return table
+
+    def epsilon(self, delta=None, accountant=None):  # float
+        "Give the eps that all posts spend together; by default at the budget's own delta."
+        # ValueError: delta out of range, no accountant
+        delta = self.delta if delta is None else delta
+        by = accountant or self.accountant
+        require(delta=delta)
+        _check_accountant(by)
+        bill = self._bill_with()
+        spent = _composed(bill, delta, by)
+        known = delta == self.delta and by is self.accountant and self._surely_fits(bill)
+        return min(spent, self.eps) if known else spent
+
+# %% ../nbs/03_cost.ipynb #756768cd
+@patch_to(Budget)
+def _bill_with(self, *more):
+    entries = [(q, sigma, steps) for (_, q, sigma), steps in self._counts.items()]
+    return _bill(*entries, *more)
+
+
+@patch_to(Budget)
+def _surely_fits(self, bill):
+    return any(all(steps <= known.get(entry, 0) for entry, steps in bill.items())
+               for known in (self._planned, self._fitted))
+
+
+@patch_to(Budget)
+def _fits(self, bill):
+    if self.eps == math.inf or self._surely_fits(bill):
+        return True
+    if _composed(bill, self.delta, self.accountant) > self.eps:
+        return False
+    self._fitted = bill
+    return True
+
+# %% ../nbs/03_cost.ipynb #11ecc61a
+@patch_to(Budget)
+def affords(
+    self,
+    *,
+    sigma:float,  # noise multiplier
+    q:float=1.,   # Poisson sampling rate
+    steps:int=1,
+):                # bool
+    "Say whether so many releases would fit."
+    # ValueError: a number out of range
+    require(q=q, sigma=sigma, steps=steps)
+    return self._fits(self._bill_with((q, sigma, steps)))
+
+
+@patch_to(Budget)
+def left(
+    self,
+    *,
+    q:float,
+    sigma:float,
+    most:int,  # no more are looked for
+):             # int
+    "Count the further equal steps that would fit."
+    # ValueError: a number out of range
+    require(q=q, sigma=sigma, steps=most)
+    low, high = 0, int(most) + 1
+    while high - low > 1:
+        middle = (low + high)//2
+        fits = self.affords(q=q, sigma=sigma, steps=middle)
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+# %% ../nbs/03_cost.ipynb #8bdc66de
+@patch_to(Budget)
+def post(
+    self,
+    what:str,     # who looks at the data: "training steps", "private accuracy" ...
+    *,
+    sigma:float,  # noise multiplier
+    q:float=1.,   # Poisson sampling rate
+    steps:int=1,
+):                # self
+    "Enter releases, or refuse them and enter nothing."
+    # ValueError: they would pass eps, or a number is out of range
+    require(q=q, sigma=sigma, steps=steps)
+    more = float(q), float(sigma), int(steps)
+    bill = self._bill_with(more)
+    if not self._fits(bill):
+        total = _composed(bill, self.delta, self.accountant)
+        raise ValueError(f"{what} (q={q:g}, sigma={sigma:g}, steps={steps}) would bring the run to "
+                         f"eps = {total:.4g}, more than eps={self.eps:g}: nothing was released; "
+                         "plan for it with PrivacyPlan(releases=...)")
+    if steps:
+        entry = str(what), *more[:2]
+        self._counts[entry] = self._counts.get(entry, 0) + more[2]
+    return self
+
+# %% ../nbs/03_cost.ipynb #b3875ef7
+@patch_to(Budget)
+def state_dict(self):
+    "Give the posts as plain lists, for a checkpoint."
+    return {"posts": [[*entry, steps] for entry, steps in self._counts.items()]}
+
+
+@patch_to(Budget)
+def load_state_dict(self, state):  # self
+    "Join saved posts to those here: of every kind the larger number, never less."
+    # ValueError: a number out of range
+    for what, q, sigma, steps in state["posts"]:
+        require(q=q, sigma=sigma, steps=steps)
+        entry = str(what), float(q), float(sigma)
+        self._counts[entry] = max(self._counts.get(entry, 0), int(steps))
+    return self
+
+
+@patch_to(PrivacyPlan)
+def budget(self):  # `Budget`
+    "Open a book with the plan's eps and delta; all that is planned is known to fit."
+    book = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant)
+    book._planned = self._bill(self.steps)
+    return book

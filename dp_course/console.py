@@ -216,8 +216,8 @@ def describe_start(
     text = (
         f"{asked.preset}: {run.trainer.data.name}, {plan.n:,} examples, "
         f"{plan.steps} steps of about {plan.batch_size:.0f}, sigma {plan.sigma:.3f}")
-    if run.config.precision != asked.precision:
-        text += f"; {run.config.precision}, because {asked.precision} is not to be had here"
+    if run.config.precision != "float32":
+        text += f"; the network in {run.config.precision}"
     if run.lines:
         text += f"; going on after step {run.trainer.t}"
     return text

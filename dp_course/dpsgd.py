@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
+from .randomness import normal
 
 # %% ../nbs/02_by_hand.ipynb #62dfaff5
 def trainable(
@@ -21,7 +22,7 @@ def trainable(
 
 
 def _wide(dtype):
-    "The precision of norms, sums and noise: half precision is too coarse for them."
+    "The precision of norms and sums: half precision is too coarse for them."
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -117,7 +118,7 @@ def noisy_mean(
     grads,           # dict name -> clipped sum over the batch
     std,             # of the noise on the sum, one number or one per tensor: clip.std(sigma)
     batch_size,      # the *expected* batch size of the plan, never the realised one
-    generator=None,  # on the device of the gradients
+    generator=None,  # a secret `Stream`; for teaching, a `torch.Generator`
 ):                   # dict name -> (sum + std*noise)/batch_size
     "Add Gaussian noise to a clipped sum, then divide by the expected batch size."
     # ValueError: std or batch_size is not usable
@@ -128,7 +129,6 @@ def noisy_mean(
                          "plan.batch_size")
     means = {}
     for (name, g), s in zip(grads.items(), stds):
-        dtype = _wide(g.dtype)
-        noise = torch.randn(g.shape, generator=generator, device=g.device, dtype=dtype)
-        means[name] = ((g + s*noise)/batch_size).to(g.dtype)
+        noisy = g.double() + s*normal(g.shape, generator, g.device)  # float64 until the very end
+        means[name] = (noisy/batch_size).to(g.dtype)
     return means

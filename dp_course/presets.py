@@ -46,7 +46,7 @@ class Config:
     ema:float = 0.             # decay of the weights' moving average, which is released; 0: none
     engine:str = "fast"        # a key of `ENGINES`; all give the same clipped sum
     micro_batch:int = 128      # images in memory at a time, views counted; changes speed only
-    precision:str = "float32"  # of the network; norms, clipped sums and noise are never below it
+    precision:str = "float32"  # of the network, or "bf16", or "auto": bf16 where it is fast
     sigma:float = 0.           # noise multiplier, if it is not to follow from eps
     pixel_std:tuple = ()       # divide pixels by these instead of the data set's own
     n_val:int = 0              # > 0: test on so many held-out *training* examples, for tuning
@@ -139,7 +139,7 @@ CHOICES = {
     "engine": ENGINES,
     "optimizer": ("sgd", "rmsprop"),
     "schedule": SCHEDULES,
-    "precision": ("float32", "bf16"),
+    "precision": ("auto", "bf16", "float32"),
 }
 
 # %% ../nbs/workshop/presets.ipynb #e37d4c16
@@ -166,7 +166,7 @@ _RESNET = dict(
     views=16,
     ema=.999,
     micro_batch=1024,
-    precision="bf16",
+    precision="auto",
 )
 
 _WIDE = dict(
@@ -212,7 +212,6 @@ _CNN = dict(
     lr=8.,
     schedule="linear",
     micro_batch=128,
-    precision="bf16",
     tuning_runs=25,
 )
 
@@ -222,7 +221,6 @@ _REPORT = dict(
     model="resnet20_report",
     epochs=25,
     pixel_std=(.2023, .1994, .2010),
-    precision="bf16",
 )
 
 _REPORT_V1 = dict(

@@ -24,7 +24,7 @@ from .console import (
 from .core import keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
-from .engines import bf16_engine, fixed_shape
+from .engines import bf16_engine, fixed_shape, has_bfloat16
 from .presets import (
     ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule)
 from .processes import Peers, ProcessTrainer, join
@@ -76,9 +76,16 @@ def make_optimizer(config:Config, model):
 
 # %% ../nbs/12_resnet20.ipynb #07848e53
 def usable_precision(config:Config, device):
-    "Name the precision that the network really computes in: bfloat16 on CUDA, by the fast engine."
-    usable = torch.device(device).type == "cuda" and config.engine == "fast"
-    return config.precision if usable else "float32"
+    "Name the precision that the network computes in: bfloat16 is for the fast engine only."
+    # ValueError: bf16 was asked for, and is not to be had
+    usable = config.engine == "fast" and has_bfloat16(device)
+    if config.precision == "bf16" and not usable:
+        lacks = "this processor" if config.engine == "fast" else f"the engine {config.engine!r}"
+        raise ValueError(f"precision=bf16: {lacks} has no bfloat16; start a run with float32, or "
+                         "with auto, which takes what there is")
+    if config.precision == "auto":
+        return "bf16" if usable else "float32"
+    return config.precision
 
 
 def make_engine(
@@ -147,7 +154,7 @@ def _keep_settings(asked, config):
     new = [
         f"{name} is {getattr(config, name)}, not {value}"
         for name, value in asdict(asked).items()
-        if value not in (getattr(config, name), getattr(usual, name))
+        if value not in (getattr(config, name), getattr(usual, name), "auto")
     ]
     if new:
         raise ValueError(f"a run that goes on keeps its settings: there {', '.join(new)}")

@@ -18,6 +18,7 @@ from scipy import special
 
 from dp_course import accounting, pld
 from dp_course.accounting import (
+    Budget,
     PLDAccountant,
     PrivacyPlan,
     RDPAccountant,
@@ -560,6 +561,159 @@ def test_plan_accepts_the_edges():
     noisy = PrivacyPlan(**PLAN, sigma=50.)
     assert noisy.sigma == 50
     assert noisy.epsilon_after(5) < .5
+
+
+# one budget for everything
+
+def by_google(*parts, delta, h=1e-4):
+    "eps of (q, sigma, steps) entries composed by dp_accounting."
+    total = None
+    for q, sigma, steps in parts:
+        one = from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=h)
+        many = one.self_compose(steps)
+        total = many if total is None else total.compose(many)
+    return total.get_epsilon_for_delta(delta)
+
+
+MIXED = [((.04, 1.6138, 625), (1, 30., 12)), ((1/13, 2.8809, 650), (1, 5., 12)),
+         ((.001, .6, 1000), (1, 4., 1), (1, 20., 3)), ((.2, 3., 50), (.01, 1., 200), (1, 8., 2))]
+
+
+@by_values("parts", MIXED)
+@by_values("delta", [1e-5, 1e-7])
+def test_a_budget_composes_exactly(parts, delta):
+    book = Budget(delta=delta)
+    for i, (q, sigma, steps) in enumerate(parts):
+        book.post(f"look {i}", q=q, sigma=sigma, steps=steps)
+    truth = by_google(*parts, delta=delta)
+    tight(book.epsilon(), truth)
+    assert book.epsilon(accountant=RDPAccountant) >= truth
+    assert book.epsilon(delta=delta/10) > book.epsilon()
+    alone = max(spent(*part, delta) for part in parts)
+    assert alone < book.epsilon() < sum(spent(*part, delta) for part in parts)
+
+
+def test_posts_are_told_apart_and_added_up():
+    book = Budget(delta=1e-5)
+    for _ in range(3):
+        book.post("training steps", q=.04, sigma=2.)
+    book.post("training steps", q=.04, sigma=3.).post("accuracy", sigma=30., steps=2)
+    assert book.posts == {"training steps": [(.04, 2., 3), (.04, 3., 1)],
+                          "accuracy": [(1., 30., 2)]}
+    book.post("loss", sigma=30.)  # another name, the same price: the third such release
+    same = PLDAccountant().step(.04, 2., 3).step(.04, 3.).step(1, 30., 3)
+    assert book.epsilon() == pytest.approx(same.epsilon(1e-5), rel=1e-12)
+
+
+@BOTH
+def test_what_passes_the_budget_is_refused_and_not_entered(accountant):
+    plan = PrivacyPlan(**REPORT, accountant=accountant)
+    book = plan.budget().post("training steps", q=plan.q, sigma=plan.sigma, steps=610)
+    assert book.accountant is accountant
+    before = book.posts
+    with pytest.raises(ValueError, match="accuracy .* would bring the run to eps = 4.* than eps=3"):
+        book.post("accuracy", sigma=5., steps=12)
+    assert book.posts == before
+    assert not book.affords(sigma=5.)
+    assert book.epsilon() <= 3
+    with pytest.raises(ValueError, match="more than eps=3: nothing was released"):
+        book.post("training steps", q=plan.q, sigma=plan.sigma)
+
+
+def test_step_by_step_is_the_same_as_at_once():
+    plan = PrivacyPlan(**REPORT, releases=(20., 20., 50.))
+    book = plan.budget()
+    for _ in range(610):
+        book.post("training steps", q=plan.q, sigma=plan.sigma)
+    book.post("a", sigma=20., steps=2).post("b", sigma=50.)
+    assert book.epsilon() <= 3
+    at_once = by_google((plan.q, plan.sigma, 610), (1, 20., 2), (1, 50., 1), delta=1e-5)
+    tight(book.epsilon(), at_once)
+    assert not book.affords(sigma=50.)
+
+
+def test_left_counts_the_steps_that_fit():
+    book = Budget(eps=3, delta=1e-5).post("accuracy", sigma=5., steps=2)
+    most = book.left(q=.04, sigma=1.6138, most=10**6)
+    assert book.affords(q=.04, sigma=1.6138, steps=most)
+    assert not book.affords(q=.04, sigma=1.6138, steps=most + 1)
+    assert most < Budget(eps=3, delta=1e-5).left(q=.04, sigma=1.6138, most=10**6)
+    assert book.left(q=.04, sigma=1.6138, most=7) == 7
+    book.post("training steps", q=.04, sigma=1.6138, steps=most)
+    assert book.left(q=.04, sigma=1.6138, most=100) == 0
+
+
+def test_budgets_join_and_never_forget():
+    ours = Budget(eps=3, delta=1e-5).post("steps", q=.04, sigma=2., steps=9).post("a", sigma=30.)
+    theirs = Budget(eps=3, delta=1e-5).post("steps", q=.04, sigma=2., steps=5).post("b", sigma=9.)
+    saved = json.loads(json.dumps(theirs.state_dict()))
+    for _ in range(2):  # twice the same state: entered once
+        ours.load_state_dict(saved)
+        assert ours.posts == {"steps": [(.04, 2., 9)], "a": [(1., 30., 1)], "b": [(1., 9., 1)]}
+    broke = Budget(eps=3, delta=1e-5).load_state_dict({"posts": [["steps", 1., .5, 3]]})
+    assert broke.epsilon() > 3  # what was spent is spent, and said
+    assert not broke.affords(sigma=1e6)
+    with pytest.raises(ValueError, match="q=40 is not a Poisson"):
+        Budget(delta=1e-5).load_state_dict({"posts": [["steps", 40, 2., 5]]})
+
+
+@BOTH
+def test_a_plan_sets_money_aside_for_releases(accountant):
+    alone = PrivacyPlan(**REPORT, accountant=accountant)
+    plan = PrivacyPlan(**REPORT, releases=(10.,)*3, accountant=accountant)
+    assert plan.releases == (10., 10., 10.)
+    assert alone.releases == ()
+    assert plan.sigma > alone.sigma
+    everything = accountant().step(plan.q, plan.sigma, 610).step(1, 10., 3)
+    assert everything.epsilon(1e-5) <= 3
+    a_little_less = accountant().step(plan.q, plan.sigma*.999, 610).step(1, 10., 3)
+    assert a_little_less.epsilon(1e-5) > 3
+    assert plan.epsilon_after(610) <= 3
+    assert plan.epsilon_after(0) == pytest.approx(accountant().step(1, 10., 3).epsilon(1e-5))
+    assert "3 with multiplier 10;" in plan.statement()
+    assert "other Gaussian releases" not in alone.statement()
+    assert pickle.loads(pickle.dumps(plan)) == plan != alone
+
+
+def test_a_plan_without_releases_has_the_sigma_it_always_had():
+    assert PrivacyPlan(**REPORT).sigma == PrivacyPlan(**REPORT, releases=[]).sigma == 2.95561
+    assert noise_multiplier(eps=3, delta=1e-5, q=64/1437, steps=30) == .849365
+
+
+@by_values("releases, words", [
+    (5., "releases=5.0 is no list of noise multipliers: pass a tuple"),
+    (("a",), "is no list of noise multipliers"), (None, "is no list"),
+    ((-1.,), "sigma=-1.0 is not a noise multiplier"), ((math.nan,), "sigma=nan is not"),
+    ((0.,), "the releases alone spend eps = inf of eps=3"),
+    ((4.,)*12, "the releases alone spend eps = 3.7"),
+])
+def test_releases_are_refused_by_name(releases, words):
+    with pytest.raises(ValueError) as refusal:
+        PrivacyPlan(**REPORT, releases=releases)
+    assert words in str(refusal.value)
+    with pytest.raises(ValueError, match="more than eps=3"):
+        PrivacyPlan(**REPORT, sigma=2.96, releases=(10.,)*3)  # enough without the releases
+
+
+@by_values("bad, words", [(dict(delta=0), "delta=0 is not"), (dict(eps=-1), "eps=-1 is not"),
+                          (dict(accountant="PLD"), "is no accountant")])
+def test_a_budget_names_what_it_refuses(bad, words):
+    with pytest.raises(ValueError, match=words):
+        Budget(**dict(eps=3, delta=1e-5) | bad)
+    book = Budget(eps=3, delta=1e-5)
+    for post in (dict(sigma=-1), dict(sigma=math.nan), dict(sigma=1, q=2), dict(sigma=1, steps=.5)):
+        with pytest.raises(ValueError, match="is not a"):
+            book.post("look", **post)
+        with pytest.raises(ValueError, match="is not a"):
+            book.affords(**post)
+    assert book.posts == {}
+
+
+def test_a_budget_without_limit_counts_and_refuses_nothing():
+    book = Budget(delta=1e-5).post("look", sigma=0.)
+    assert book.epsilon() == math.inf
+    assert book.affords(sigma=0.)
+    assert book.left(q=1, sigma=.1, most=10) == 10
 
 
 # the numbers that the course quotes
