@@ -9,6 +9,7 @@ __all__ = ['check_plan', 'refuse_unbounded', 'refuse_mixed_clip', 'model_input',
 
 # %% ../nbs/workshop/guards.ipynb #ac2e4c3a
 import copy
+import math
 import threading
 import time
 from collections import deque
@@ -141,6 +142,8 @@ def _refuse_open_learning(clip, norms, other):
 # %% ../nbs/workshop/guards.ipynb #4c0759e4
 def _shift(old, new):
     "How far the mean of draws (seeds,m) moves, in standard deviations."
+    if old.shape != new.shape:  # it keeps something of every example
+        return math.inf
     if (old > 0).all() and (new > 0).all():  # thresholds are moved by factors
         old = old.log()
         new = new.log()
@@ -162,7 +165,7 @@ def _refuse_unpaid(clip, l, room, seeds=32):
             continue
         old = _draws(clip, norms, seeds)
         new = _draws(clip, norms[:, 1:], seeds)
-        for name in old:
+        for name in sorted(old.keys() & new.keys()):
             shift = _shift(old[name], new[name])
             if not shift <= 1.5*room:
                 raise ValueError(f"{clip} learns {name} with too little noise: one example moves "
@@ -173,8 +176,8 @@ def _refuse_unpaid(clip, l, room, seeds=32):
 def _draws(clip, norms, seeds):
     "States after one update with many generators: name -> (seeds,m)."
     states = [_updated(clip, norms, seed, times=1) for seed in range(seeds)]
-    return {name: torch.stack([state[name] for state in states])
-            for name in states[0]}
+    always = set.intersection(*map(set, states))
+    return {name: torch.stack([state[name] for state in states]) for name in always}
 
 # %% ../nbs/workshop/guards.ipynb #90597a03
 _ALONE = threading.Lock()
@@ -202,7 +205,7 @@ def refuse_unbounded(
     "Refuse a clip whose noise does not cover what it lets through, tried on 600 sets of norms."
     # ValueError. An example moves tensor l by c_l; noise std_l has multiplier sigma if
     # the length of c/std is at most 1/sigma
-    if not callable(clip):
+    if not callable(clip) or not hasattr(clip, "std") or not hasattr(clip, "update"):
         raise ValueError(f"{clip!r} is no clip: pass FlatClip({clip!r}), or another object that "
                          "turns norms into factors")
     g = torch.Generator().manual_seed(0)
@@ -1026,7 +1029,7 @@ def _first_answer(stage, model):
 # %% ../nbs/workshop/guards.ipynb #09086b3d
 def _try_all_labels(stage, output, labels):
     "Call the loss with every label that the data hold, where labels are whole numbers."
-    if stage.augment or stage.data.probe or not stage.whole:
+    if stage.augment is not None or stage.data.probe or not stage.whole:
         return
     seen = stage.data._seen[2]
     if not isinstance(labels, torch.Tensor) or not isinstance(seen, torch.Tensor):
@@ -1194,7 +1197,8 @@ def prove_separate(
     like = next(iter(trainable(model).values()))
     refuse_known(model)
     refuse_mixed_clip(clip or FlatClip(1.), len(trainable(model)), like.device, noised, largest)
-    refuse_mixed_rows(data, model, augment, 128 if augment else min(largest, 128))
+    most = min(largest, 128) if augment is None else 128  # the trainer's blocks
+    refuse_mixed_rows(data, model, augment, most)
     stage = _Stage(_shaken(model), loss_fn, data, augment, like, like.dtype)
     with _one_thread(few=sum(p.numel() for p in model.parameters()) < 2**20):
         return _prove(engine, model, stage, largest, budget, began)
