@@ -17,18 +17,22 @@ from functools import partial
 
 import torch
 
+from .batches import tree_map
 from .command import Job, parse
 from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
-    Stopwatch, TimeLimit, conclude, describe_start, finish)
+    Stopwatch, TimeLimit, conclude, describe_start, discard, finish, tidy)
 from .core import keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
+from .leaves import buy_mean, leafed
 from .presets import (
     ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule)
 from .processes import Peers, ProcessTrainer, join
-from .records import Record, latest_checkpoint, new_record, read_record, start_line
+from .records import (
+    Record, latest_checkpoint, new_record, read_record, start_line, stated)
+from .pretrain import HeadFirst, load_start
 from .scattering import scattered
 from .trainer import Trainer
 from .tricks import EMA, multiplicity
@@ -46,7 +50,8 @@ def load_data(
     if config.pixel_std:
         data = data.replace(std=config.pixel_std)
     if config.features:
-        data = scattered(data)  # image by image, so before the split
+        describe = {"scatter": scattered, "leaves": leafed}[config.features]
+        data = describe(data)  # image by image, so before the split
     return data.split(config.n_val) if config.n_val else data
 
 # %% ../nbs/12_resnet20.ipynb #bfc18ccd
@@ -56,7 +61,7 @@ def make_model(
     init_seed=0,    # of the first weights; public
 ):                  # `nn.Module`
     "Build the network on the device of the data."
-    shape = tuple(data.train_x.shape[1:])
+    shape = tree_map(lambda v: tuple(v.shape[1:]), data.train_x)
     classes = len(data.classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)
@@ -64,6 +69,8 @@ def make_model(
             model = HEADS[config.model](shape, classes)
         else:
             model = MODELS[config.model](classes=classes, in_channels=shape[0])
+    if config.start:
+        load_start(model, config.start)
     return model.to(data.device)
 
 
@@ -114,18 +121,22 @@ def make_trainer(
     rows = max(1, config.micro_batch//max(1, config.views))  # a view is an image
     views = multiplicity(config.views, config.crop, config.flip) if config.views else None
     kind = partial(ProcessTrainer, peers=peers) if peers.world > 1 else Trainer
-    return kind(
+    engine = make_engine(config, data.device, rows)
+    first = HeadFirst(model, config.head_steps)
+    trainer = kind(
         model,
         data,
         make_plan(config, len(data)),
         optimizer=make_optimizer(config, model),
-        engine=make_engine(config, data.device, rows),
+        engine=first.engine(engine) if config.head_steps else engine,
         clip=FlatClip(config.max_norm),
-        callbacks=[EMA(config.ema)] if config.ema else [],
+        callbacks=[first]*bool(config.head_steps) + [EMA(config.ema)]*bool(config.ema),
         seed=seed,
         micro_batch=rows,
         augment=views,
     )
+    first.begin()
+    return trainer
 
 # %% ../nbs/12_resnet20.ipynb #1af6dad7
 def set_up(
@@ -139,12 +150,18 @@ def set_up(
     seconds = round(time.perf_counter() - clock, 1)  # features included
     config = replace(job.config, precision=usable_precision(job.config, data.device))
     trainer = make_trainer(config, data, job.seed, init_seed, peers)
+    if config.centre:
+        buy_mean(trainer, config.centre)
     if peers.rank:
         return Run(config, trainer)  # process 0 writes
     record = new_record(job.out, config.preset, "secret" if job.seed is None else job.seed)
-    start = start_line(config, trainer, job.seed, init_seed)
-    record.write("start", **start, processes=peers.world, data_seconds=seconds)
-    Checkpoint(record)(trainer)  # the secret outlives a crash in step 1
+    try:
+        start = start_line(config, trainer, job.seed, init_seed)
+        record.write("start", **start, processes=peers.world, data_seconds=seconds)
+        Checkpoint(record)(trainer)  # the secret outlives a crash in step 1
+    except BaseException:
+        discard(record)  # nothing was trained
+        raise
     return Run(config, trainer, record)
 
 # %% ../nbs/12_resnet20.ipynb #31b816d5
@@ -170,26 +187,44 @@ def _repeat_alike(trainer, lines):
             f"noise the same: pass --device {device}")
 
 # %% ../nbs/12_resnet20.ipynb #a2c83d30
+def _rebuilt(
+    job,
+    path,   # of a checkpoint
+    peers,
+):          # `Run` without a record
+    "Make the trainer that wrote a checkpoint."
+    lines = read_record(path.with_suffix(".jsonl"))
+    start = stated(lines, "config", "init_seed", "device")
+    config = config_of(lines)
+    _keep_settings(job.config, config)
+    data = load_data(config, job.root, peers.device or pick_device(job.device))
+    trainer = make_trainer(config, data, None, start["init_seed"], peers).load(path)
+    _repeat_alike(trainer, lines)
+    config = replace(config, precision=usable_precision(config, trainer.device))
+    return Run(config, trainer, None, lines)
+
+
 def pick_up(
     job:Job,        # its config names the preset
     peers=Peers(),  # the processes that share the run
 ):                  # `Run`
     "Go on with a run where its newest checkpoint stopped."
-    # FileNotFoundError: there is none. ValueError: it has other settings than those asked for
+    # FileNotFoundError: there is none. ValueError: it has other settings than those asked for, or
+    # another process is at it
     path = latest_checkpoint(job.out, job.config.preset, job.seed)
     peers.agree("checkpoint", path.name)
-    lines = read_record(path.with_suffix(".jsonl"))
-    config = config_of(lines)
-    _keep_settings(job.config, config)
-    data = load_data(config, job.root, peers.device or pick_device(job.device))
-    trainer = make_trainer(config, data, None, lines[0]["init_seed"], peers).load(path)
-    _repeat_alike(trainer, lines)
-    if peers.rank:
-        return Run(config, trainer, None, lines)
-    record = Record(path.with_suffix(".jsonl"), resume=True)
-    here = dict(device=trainer.device.type, precision=usable_precision(config, trainer.device))
-    record.write("resume", step=trainer.t, **here, machine=machine(), processes=peers.world)
-    return Run(config, trainer, record, lines)
+    record = None if peers.rank else Record(path.with_suffix(".jsonl"), resume=True)  # ours now
+    try:
+        again = _rebuilt(job, path, peers)
+        if record:
+            here = dict(device=again.trainer.device.type, precision=again.config.precision)
+            record.write("resume", step=again.trainer.t, **here, machine=machine(),
+                         processes=peers.world)
+    except BaseException:
+        if record:
+            record.close()
+        raise
+    return replace(again, record=record)
 
 # %% ../nbs/12_resnet20.ipynb #f7696e75
 def callbacks_of(
@@ -225,12 +260,15 @@ def run(
 ):                       # last line of the record, `plan`, `paths`; None in all processes but one
     "Train privately, step by step, and write down what happened."
     began = time.perf_counter()
+    if not peers.rank:
+        tidy(job.out)
+    peers.broadcast(None)  # the others wait until it is tidy
     here = (pick_up if job.resume else set_up)(job, peers)
     trainer, config = here.trainer, here.config
     last = min(job.steps or trainer.plan.steps, trainer.plan.steps)
     watch = Stopwatch(here.seconds)
     evaluation = Evaluation(peers)
-    row = EpochRow(watch, evaluation)
+    row = EpochRow(watch, evaluation, config)
     limit = TimeLimit(job.time_limit, watch, began)
     reasons = Stop(peers, {"interrupted": stop, "time limit": limit})
     if peers.rank:
@@ -240,11 +278,12 @@ def run(
     screen = Bar(row, trainer, config.preset) if watched else Lines(row, last, watch, say)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()
-    with closing(screen):
-        while trainer.t < last and not reasons():
-            trainer.step()
-    scores = evaluation(trainer)  # measured again only if an epoch was cut short
-    return finish(here, scores, watch.seconds, reasons.why) if here.record else None
+    with closing(here):
+        with closing(screen):
+            while trainer.t < last and not reasons():
+                trainer.step()
+        scores = evaluation(trainer)  # measured again only if an epoch was cut short
+        return finish(here, scores, watch.seconds, reasons.why) if here.record else None
 
 # %% ../nbs/12_resnet20.ipynb #8d341279
 def _complain(error, peers):
