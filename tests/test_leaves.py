@@ -396,7 +396,6 @@ def test_the_plan_pays_for_the_mean():
     assert plan.epsilon_after(120) <= 3
 
 
-@pytest.mark.skipif(not hasattr(Trainer, "noisy"), reason="a trainer without noisy releases")
 @by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6)])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
     monkeypatch.setattr("dp_course.train.leafed", partial(L.leafed, recipe=FEW, cache=tmp_path))
