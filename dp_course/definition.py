@@ -170,7 +170,7 @@ def gaussian_delta(
     # ValueError: eps < 0, sigma <= 0 or infinite. Source: Balle & Wang 2018, theorem 8.
     _check_eps(eps)
     _check_scale("sigma", sigma)
-    return min(1., math.exp(_log_delta(float(eps), float(sigma))))
+    return math.exp(min(0., _log_delta(float(eps), float(sigma))))
 
 # %% ../nbs/01_definition.ipynb #2797f0cd
 def _fits(eps, sigma, delta):
@@ -191,7 +191,7 @@ def _smallest(good, low, high):
 def gaussian_epsilon(
     delta:float,  # strictly between 0 and 1
     sigma:float,  # noise multiplier: std/sensitivity, > 0
-):                # float >= 0
+):                # float >= 0; inf where no float is large enough
     "The smallest eps at which the Gaussian mechanism is (eps, delta)-DP, rounded up."
     # ValueError: delta outside (0, 1), sigma <= 0 or infinite. Inverts `gaussian_delta`.
     _check_delta(delta)
@@ -204,15 +204,15 @@ def gaussian_epsilon(
         return 0.
     tail = .5/sigma - float(special.ndtri(delta))  # delta(eps) <= P[Z > u], here = delta
     high = max(1e-9, tail/sigma)
-    while not good(high):
+    while high < math.inf and not good(high):
         high *= 2
-    return _smallest(good, 0., high)
+    return _smallest(good, 0., high) if high < math.inf else math.inf
 
 # %% ../nbs/01_definition.ipynb #7f375c41
 def gaussian_sigma(
     eps:float,    # privacy level, >= 0
     delta:float,  # strictly between 0 and 1
-):                # float: noise multiplier
+):                # float: noise multiplier; inf where no float is large enough
     "The smallest noise multiplier that makes the Gaussian mechanism (eps, delta)-DP, rounded up."
     # ValueError: eps < 0 or infinite, delta outside (0, 1). Inverts `gaussian_delta`.
     _check_eps(eps)
@@ -224,8 +224,10 @@ def gaussian_sigma(
     def good(sigma):
         return _fits(eps, sigma, delta)
     high = 1.
-    while not good(high):
+    while high < math.inf and not good(high):
         high *= 2
+    if high == math.inf:
+        return high
     while good(high/2):
         high /= 2
     return _smallest(good, high/2, high)
