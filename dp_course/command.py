@@ -36,9 +36,10 @@ OPTIONS = {
     "ema": "decay of the averaged weights, 0: none",
     "views": "augmented views of each image, 0: none",
     "n_val": "tune: hold out N training examples and test on them, not on the test set",
+    "precision": "of the network: float32, bf16, or auto: bf16 where the processor multiplies it",
 }
 
-_WHOLE = ("micro_batch", "n_val", "views")
+_KINDS = {"micro_batch": int, "n_val": int, "views": int, "precision": str}  # the rest: float
 
 # %% ../nbs/workshop/command.ipynb #f57494b0
 _SEED = ("make the run reproducible; its noise is then no secret, so for study only "
@@ -114,7 +115,7 @@ def make_parser():
     for name, text in OPTIONS.items():
         parser.add_argument(
             "--" + name.replace("_", "-"),
-            type=int if name in _WHOLE else float,
+            type=_KINDS.get(name, float),
             metavar="X",
             help=f"{text} (default: as PRESET)",
         )

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['Interrupt', 'Stopwatch', 'TimeLimit', 'Stop', 'Run', 'AtEpochs', 'Evaluation', 'EpochRow', 'RowWriter', 'Checkpoint',
-           'announce_duration', 'describe_start', 'describe_row', 'Lines', 'Bar', 'finish', 'describe_end', 'conclude']
+           'announce_duration', 'describe_start', 'describe_scores', 'describe_row', 'Lines', 'Bar', 'discard',
+           'finish', 'tidy', 'describe_end', 'conclude']
 
 # %% ../nbs/workshop/console.ipynb #b901002f
 import signal
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
@@ -19,7 +21,8 @@ from .core import progress
 from .presets import Config
 from .processes import Peers
 from .records import (
-    Record, composed_epsilon, end_line, epoch_line, mean_std, measure, plot_record, synchronize)
+    Record, composed_epsilon, end_line, epoch_line, mean_std, measure, plot_record, read_record,
+    synchronize, validation_note)
 from .trainer import Trainer
 
 # %% ../nbs/workshop/console.ipynb #d0c9d7d9
@@ -124,6 +127,11 @@ class Run:
         "Step of the last epoch that the record knows of."
         return max((line["step"] for line in self.lines if line["kind"] == "epoch"), default=0)
 
+    def close(self):
+        "Let others write the record."
+        if self.record:
+            self.record.close()
+
 # %% ../nbs/workshop/console.ipynb #b180785a
 class AtEpochs:
     "Call other callbacks after every epoch and after the last step."
@@ -159,14 +167,17 @@ class Evaluation:
 # %% ../nbs/workshop/console.ipynb #5ed1aba2
 class EpochRow:
     "Say where the run is: `latest` is a row of the record."
-    def __init__(self, watch:Stopwatch, evaluation:Evaluation):
+    def __init__(self, watch:Stopwatch, evaluation:Evaluation, config:Config=None):
         self.watch = watch
         self.evaluation = evaluation
+        self.note = validation_note(config) if config else ""
         self.latest = {}
 
     def __call__(self, trainer):
         scores = self.evaluation(trainer)
         more = {k: v for k, v in scores.items() if k == "accuracy_unaveraged"}
+        if self.note:
+            more["nonprivate"] = self.note
         self.latest = epoch_line(trainer, self.watch.seconds, scores["accuracy"], **more)
 
 
@@ -216,18 +227,22 @@ def describe_start(
     text = (
         f"{asked.preset}: {run.trainer.data.name}, {plan.n:,} examples, "
         f"{plan.steps} steps of about {plan.batch_size:.0f}, sigma {plan.sigma:.3f}")
-    if run.config.precision != asked.precision:
-        text += f"; {run.config.precision}, because {asked.precision} is not to be had here"
+    if run.config.precision != "float32":
+        text += f"; the network in {run.config.precision}"
     if run.lines:
         text += f"; going on after step {run.trainer.t}"
     return text
 
 
+def describe_scores(row):
+    "What was spent and what it bought, short enough for a bar."
+    tested = "validation (nonprivate)" if "nonprivate" in row else "test accuracy"
+    return f"eps {row['eps']:.3f}  {tested} {row['test_accuracy']:.2%}"
+
+
 def describe_row(row, plan):
     "A row of the record in words."
-    return (
-        f"epoch {row['epoch']:.1f}/{plan.steps*plan.q:.1f}  eps {row['eps']:.3f}  "
-        f"test accuracy {row['test_accuracy']:.2%}")
+    return f"epoch {row['epoch']:.1f}/{plan.steps*plan.q:.1f}  {describe_scores(row)}"
 
 # %% ../nbs/workshop/console.ipynb #b815096a
 class Lines:
@@ -263,7 +278,8 @@ class Bar:
     def __init__(self, row:EpochRow, trainer, title:str):
         self.row = row
         self.bar = progress(trainer.plan.steps, title, show=True)
-        self.bar.update(trainer.t)
+        self.bar.initial = self.bar.n = trainer.t  # what was done before says nothing of our speed
+        self.bar.refresh()
 
     def count(self, trainer):
         "Take note of a step."
@@ -271,7 +287,7 @@ class Bar:
 
     def report_row(self, trainer):
         "Show the newest row."
-        self.bar.set_postfix_str(describe_row(self.row.latest, trainer.plan))
+        self.bar.set_postfix_str(describe_scores(self.row.latest))
 
     def close(self):
         "Leave the bar where it is."
@@ -288,7 +304,16 @@ def _draw(record, path):
 def _remove(path, pattern):
     "Remove the files beside `path` whose names begin with its name."
     for old in path.parent.glob(path.name + pattern):
-        old.unlink()
+        old.unlink(missing_ok=True)
+
+# %% ../nbs/workshop/console.ipynb #943456ce
+def discard(
+    record:Record,
+):
+    "Remove what a run has written that could not begin."
+    record.close()
+    record.path.unlink(missing_ok=True)
+    _remove(record.beside(".checkpoint"), "*")
 
 
 def finish(
@@ -306,11 +331,40 @@ def finish(
     more = {k: v for k, v in scores.items() if k != "accuracy"}
     end = end_line(run.config, trainer, seconds, scores["accuracy"], why, **more)
     record.write("end", **end)
-    _draw(record.path, paths["figure"])
-    _remove(paths["weights"], ".*")  # older weights
     if end["finished"]:
         _remove(paths.pop("checkpoint"), "*")  # the previous one too: it holds the same seed
+    _draw(record.path, paths["figure"])
+    _remove(paths["weights"], ".*")  # older weights
     return {**end, "plan": trainer.plan, "paths": paths}
+
+# %% ../nbs/workshop/console.ipynb #ba8b6a5d
+def _is_finished(path):
+    "Whether a record says that its run is finished."
+    try:
+        return bool((read_record(path) or [{}])[-1].get("finished"))
+    except (OSError, ValueError):
+        return False
+
+
+def tidy(
+    out,  # folder of runs; need not exist
+):        # list of checkpoints that were removed
+    "Destroy the secrets of finished runs that were killed while they cleaned up."
+    stems = {path.name.split(".checkpoint")[0] for path in Path(out).glob("*.checkpoint*")}
+    removed = []
+    for stem in sorted(stems):
+        path = Path(out)/f"{stem}.jsonl"
+        if not _is_finished(path):
+            continue
+        try:
+            Record(path, resume=True).close()
+        except ValueError:  # another process is about to do it
+            continue
+        _remove(Path(out)/f"{stem}.checkpoint", "*")
+        removed.append(Path(out)/f"{stem}.checkpoint")
+        if not path.with_suffix(".png").exists():
+            _draw(path, path.with_suffix(".png"))
+    return removed
 
 # %% ../nbs/workshop/console.ipynb #d4f9c194
 def describe_end(
@@ -319,11 +373,13 @@ def describe_end(
     "Say what a run guarantees, what it bought, and where it lies."
     text = ""
     if not end["finished"]:
+        why = {"steps": "--steps"}.get(end["why"], end["why"])
         text = (
-            f"\nCut short ({end['why']}) after step {end['step']} of {end['plan'].steps}: "
+            f"\nCut short ({why}) after step {end['step']} of {end['plan'].steps}: "
             f"eps = {end['eps_pld']:.4g} is spent, not {end['plan'].eps:g}. --resume goes on.\n")
+    tested = "validation accuracy (nonprivate)" if "nonprivate" in end else "test accuracy"
     text += (
-        f"\n{end['statement']}\n\ntest accuracy at the last step: {end['test_accuracy']:.2%} "
+        f"\n{end['statement']}\n\n{tested} at the last step: {end['test_accuracy']:.2%} "
         f"of {end['tested_on']:,} images")
     for kind, path in end["paths"].items():
         secret = "   private: it holds the secret seed" if kind == "checkpoint" else ""

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['refuse_statistics', 'refuse', 'Tape', 'swapped', 'call_with', 'vmappable', 'eager', 'run', 'clip_factors', 'clipped',
-           'nothing', 'one_pass', 'cheapest', 'fast_grad_sum', 'fixed_shape', 'bf16_engine']
+           'nothing', 'one_pass', 'cheapest', 'fast_grad_sum', 'fixed_shape', 'has_bfloat16', 'bf16_engine']
 
 # %% ../nbs/workshop/engines.ipynb #d303a903
 from collections import Counter
@@ -479,6 +479,18 @@ def fixed_shape(
     return filled
 
 # %% ../nbs/workshop/engines.ipynb #b0f07d29
+def has_bfloat16(
+    device,  # as for `torch.device`
+):           # bool
+    "Say whether a device multiplies bfloat16, which any other has to imitate at great expense."
+    if torch.device(device).type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch
+        return torch.cpu._is_avx512_bf16_supported()
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
 def bf16_engine(
     engine,  # as `fast_grad_sum`
 ):           # an engine

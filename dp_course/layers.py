@@ -46,6 +46,16 @@ def _lengths(rows, b):  # ((k b),...) -> (b)
     return vector_norm(rows.reshape(len(rows)//b, b, -1), dim=(0, 2), dtype=wide)
 
 # %% ../nbs/workshop/layers.ipynb #ca7e66fd
+_PIECE = 2**18  # numbers at a time: their float32 copy, 1 MB, stays in a core's cache
+
+
+def _in_pieces(rows, widened=True):  # (b,p) -> list of (n,p)
+    "Cut rows of half precision, so that wide copies of all of them never exist at once."
+    if rows.is_cuda or rows.dtype.itemsize > 2 and widened:
+        return [rows]
+    return rows.split(1 + _PIECE//max(1, rows.shape[1]))
+
+
 class KeptGradients:
     "Per-example gradients, kept until the factors are known."
     def __init__(
@@ -54,16 +64,22 @@ class KeptGradients:
     ):
         self.shape = gradients.shape[1:]
         self.flat = gradients.reshape(len(gradients), -1)
+        self.wide = at_least_float32(gradients.dtype)
 
     def squared_norms(self):  # (b)
-        wide = at_least_float32(self.flat.dtype)
-        return vector_norm(self.flat, dim=1, dtype=wide).square()
+        pieces = _in_pieces(self.flat)
+        return torch.cat([vector_norm(rows.to(self.wide), dim=1) for rows in pieces]).square()
 
     def weighted_sum(self, factors, bad):  # (b), (b) or None -> shape
-        flat = weighted_rows(self.flat, bad)
-        return (factors.to(flat.dtype) @ flat).view(self.shape)
+        flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
+        total = flat.new_zeros(flat.shape[1], dtype=self.wide)
+        pieces = _in_pieces(flat)
+        n = len(pieces[0])
+        for rows, some in zip(pieces, factors.to(self.wide).split(n)):
+            total.addmv_(rows.to(self.wide).T, some)
+        return total.view(self.shape)
 
-
+# %% ../nbs/workshop/layers.ipynb #659abc4c
 class GhostNorm:
     "Squared norms now, and a function for the weighted sum once the factors are known."
     def __init__(
@@ -360,11 +376,15 @@ class KeptStandardized:
         self.filters = [t.to(at_least_float32(t.dtype)) for t in filters]
 
     def squared_norms(self):  # (b)
+        parts = [self._of_piece(rows) for rows in _in_pieces(self.flat, widened=False)]
+        return torch.cat(parts)
+
+    def _of_piece(self, rows):
         c, f, _ = self.filters
-        gradients = self.flat.view(-1, *c.shape).to(c.dtype)        # (b,o,n)
-        both = torch.stack([torch.ones_like(c), c], dim=2)          # (o,n,2)
-        g1, gc = torch.bmm(gradients.transpose(0, 1), both).permute(2, 1, 0)
-        gg = (vector_norm(gradients, dim=2)*f.squeeze(1)).square().sum(1)
+        gradients = rows.view(-1, *c.shape).to(c.dtype)  # (n,o,i)
+        gg = gradients.square().sum(2) @ f.squeeze(1).square()
+        g1 = gradients.sum(2)
+        gc = (gradients*c).sum(2)
         return _raw_squared_norms(gg, g1, gc, self.filters)
 
     def weighted_sum(self, factors, bad):

@@ -17,7 +17,7 @@ from scipy import stats
 from .accounting import PLDAccountant, RDPAccountant, epsilon
 from .core import PALETTE, panels
 from .presets import PRESETS, make_config
-from .records import LABELS, distinct, mean_std, recorded, settings
+from .records import LABELS, distinct, mean_std, recorded, settings, stated
 
 # %% ../nbs/13_results.ipynb #cbdbb41e
 @lru_cache(maxsize=None)
@@ -33,19 +33,39 @@ def _last_accuracies(record):
             if line.get("step") == step and "test_accuracy" in line}
 
 
+def _check_spent(
+    line,   # of a record, with a step
+    plan,   # dict
+    key,    # "eps", "eps_pld" or "eps_rdp"
+    where,  # for the message
+):
+    "Compute eps of one line again."
+    # ValueError: it states less than its steps spend
+    accountant = RDPAccountant if key == "eps_rdp" else PLDAccountant
+    spent = _spent(plan["batch_size"]/plan["n"], plan["sigma"], line["step"], plan["delta"],
+                   accountant) if line["step"] else 0.
+    said = line.get(key)
+    if said is None or not said >= .999*spent:
+        stated = "not stated" if said is None else f"{said:.4g}"
+        raise ValueError(f"{where}: {key} is {stated}, but its plan spends {spent:.4g} by step "
+                         f"{line['step']}: don't use it")
+
+# %% ../nbs/13_results.ipynb #da6e00f3
 def verify(
     record,  # lines
 ):           # the record, if it holds water
-    "Compute eps of a record again by both accountants, and compare what its lines say."
-    # ValueError: eps understated, budget exceeded, more steps than planned, another step's accuracy
-    start, end = record[0], record[-1]
+    "Compute eps of every line again, that of the last by both accountants, and compare."
+    # ValueError: eps understated, budget exceeded, more steps than planned, another step's
+    # accuracy, a first line without plan, seed or config
+    start, end = stated(record, "plan", "seed", "config"), record[-1]
     plan, name = start["plan"], f"{start['preset']}, seed {start['seed']}"
-    numbers = plan["batch_size"]/plan["n"], plan["sigma"], end["step"], plan["delta"]
-    for key, accountant in (("eps_pld", PLDAccountant), ("eps_rdp", RDPAccountant)):
-        eps = _spent(*numbers, accountant)
-        if not end[key] >= .999*eps:
-            raise ValueError(f"{name}: {key} is {end[key]:.4g}, but its plan spends {eps:.4g}: "
-                             "don't use it")
+    if end["kind"] != "end" or None in map(end.get, ("step", "delta", "test_accuracy")):
+        raise ValueError(f"{name}: it has no last line, or one that says too little: don't use it")
+    for line in record[1:]:
+        for key in sorted({"eps", "eps_pld", "eps_rdp"} & line.keys()):
+            _check_spent(line, plan, key, name)
+    for key in ("eps_pld", "eps_rdp"):
+        _check_spent(end, plan, key, name)
     within = end["eps_pld"] <= 1.001*plan["eps"] and end["step"] <= plan["steps"]
     if not within or end["delta"] != plan["delta"]:
         raise ValueError(f"{name}: spent more than its plan of eps {plan['eps']:g}: don't use it")

@@ -20,15 +20,16 @@ import torch
 from .command import Job, parse
 from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
-    Stopwatch, TimeLimit, conclude, describe_start, finish)
+    Stopwatch, TimeLimit, conclude, describe_start, discard, finish, tidy)
 from .core import keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
-from .engines import bf16_engine, fixed_shape
+from .engines import bf16_engine, fixed_shape, has_bfloat16
 from .presets import (
     ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule)
 from .processes import Peers, ProcessTrainer, join
-from .records import Record, latest_checkpoint, new_record, read_record, start_line
+from .records import (
+    Record, latest_checkpoint, new_record, read_record, start_line, stated)
 from .scattering import scattered
 from .trainer import Trainer
 from .tricks import EMA, multiplicity
@@ -76,9 +77,16 @@ def make_optimizer(config:Config, model):
 
 # %% ../nbs/12_resnet20.ipynb #07848e53
 def usable_precision(config:Config, device):
-    "Name the precision that the network really computes in: bfloat16 on CUDA, by the fast engine."
-    usable = torch.device(device).type == "cuda" and config.engine == "fast"
-    return config.precision if usable else "float32"
+    "Name the precision that the network computes in: bfloat16 is for the fast engine only."
+    # ValueError: bf16 was asked for, and is not to be had
+    usable = config.engine == "fast" and has_bfloat16(device)
+    if config.precision == "bf16" and not usable:
+        lacks = "this processor" if config.engine == "fast" else f"the engine {config.engine!r}"
+        raise ValueError(f"precision=bf16: {lacks} has no bfloat16; start a run with float32, or "
+                         "with auto, which takes what there is")
+    if config.precision == "auto":
+        return "bf16" if usable else "float32"
+    return config.precision
 
 
 def make_engine(
@@ -135,9 +143,13 @@ def set_up(
     if peers.rank:
         return Run(config, trainer)  # process 0 writes
     record = new_record(job.out, config.preset, "secret" if job.seed is None else job.seed)
-    start = start_line(config, trainer, job.seed, init_seed)
-    record.write("start", **start, processes=peers.world, data_seconds=seconds)
-    Checkpoint(record)(trainer)  # the secret outlives a crash in step 1
+    try:
+        start = start_line(config, trainer, job.seed, init_seed)
+        record.write("start", **start, processes=peers.world, data_seconds=seconds)
+        Checkpoint(record)(trainer)  # the secret outlives a crash in step 1
+    except BaseException:
+        discard(record)  # nothing was trained
+        raise
     return Run(config, trainer, record)
 
 # %% ../nbs/12_resnet20.ipynb #31b816d5
@@ -147,7 +159,7 @@ def _keep_settings(asked, config):
     new = [
         f"{name} is {getattr(config, name)}, not {value}"
         for name, value in asdict(asked).items()
-        if value not in (getattr(config, name), getattr(usual, name))
+        if value not in (getattr(config, name), getattr(usual, name), "auto")
     ]
     if new:
         raise ValueError(f"a run that goes on keeps its settings: there {', '.join(new)}")
@@ -163,26 +175,44 @@ def _repeat_alike(trainer, lines):
             f"noise the same: pass --device {device}")
 
 # %% ../nbs/12_resnet20.ipynb #a2c83d30
+def _rebuilt(
+    job,
+    path,   # of a checkpoint
+    peers,
+):          # `Run` without a record
+    "Make the trainer that wrote a checkpoint."
+    lines = read_record(path.with_suffix(".jsonl"))
+    start = stated(lines, "config", "init_seed", "device")
+    config = config_of(lines)
+    _keep_settings(job.config, config)
+    data = load_data(config, job.root, peers.device or pick_device(job.device))
+    trainer = make_trainer(config, data, None, start["init_seed"], peers).load(path)
+    _repeat_alike(trainer, lines)
+    config = replace(config, precision=usable_precision(config, trainer.device))
+    return Run(config, trainer, None, lines)
+
+
 def pick_up(
     job:Job,        # its config names the preset
     peers=Peers(),  # the processes that share the run
 ):                  # `Run`
     "Go on with a run where its newest checkpoint stopped."
-    # FileNotFoundError: there is none. ValueError: it has other settings than those asked for
+    # FileNotFoundError: there is none. ValueError: it has other settings than those asked for, or
+    # another process is at it
     path = latest_checkpoint(job.out, job.config.preset, job.seed)
     peers.agree("checkpoint", path.name)
-    lines = read_record(path.with_suffix(".jsonl"))
-    config = config_of(lines)
-    _keep_settings(job.config, config)
-    data = load_data(config, job.root, peers.device or pick_device(job.device))
-    trainer = make_trainer(config, data, None, lines[0]["init_seed"], peers).load(path)
-    _repeat_alike(trainer, lines)
-    if peers.rank:
-        return Run(config, trainer, None, lines)
-    record = Record(path.with_suffix(".jsonl"), resume=True)
-    here = dict(device=trainer.device.type, precision=usable_precision(config, trainer.device))
-    record.write("resume", step=trainer.t, **here, machine=machine(), processes=peers.world)
-    return Run(config, trainer, record, lines)
+    record = None if peers.rank else Record(path.with_suffix(".jsonl"), resume=True)  # ours now
+    try:
+        again = _rebuilt(job, path, peers)
+        if record:
+            here = dict(device=again.trainer.device.type, precision=again.config.precision)
+            record.write("resume", step=again.trainer.t, **here, machine=machine(),
+                         processes=peers.world)
+    except BaseException:
+        if record:
+            record.close()
+        raise
+    return replace(again, record=record)
 
 # %% ../nbs/12_resnet20.ipynb #f7696e75
 def callbacks_of(
@@ -218,12 +248,15 @@ def run(
 ):                       # last line of the record, `plan`, `paths`; None in all processes but one
     "Train privately, step by step, and write down what happened."
     began = time.perf_counter()
+    if not peers.rank:
+        tidy(job.out)
+    peers.broadcast(None)  # the others wait until it is tidy
     here = (pick_up if job.resume else set_up)(job, peers)
     trainer, config = here.trainer, here.config
     last = min(job.steps or trainer.plan.steps, trainer.plan.steps)
     watch = Stopwatch(here.seconds)
     evaluation = Evaluation(peers)
-    row = EpochRow(watch, evaluation)
+    row = EpochRow(watch, evaluation, config)
     limit = TimeLimit(job.time_limit, watch, began)
     reasons = Stop(peers, {"interrupted": stop, "time limit": limit})
     if peers.rank:
@@ -233,11 +266,12 @@ def run(
     screen = Bar(row, trainer, config.preset) if watched else Lines(row, last, watch, say)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()
-    with closing(screen):
-        while trainer.t < last and not reasons():
-            trainer.step()
-    scores = evaluation(trainer)  # measured again only if an epoch was cut short
-    return finish(here, scores, watch.seconds, reasons.why) if here.record else None
+    with closing(here):
+        with closing(screen):
+            while trainer.t < last and not reasons():
+                trainer.step()
+        scores = evaluation(trainer)  # measured again only if an epoch was cut short
+        return finish(here, scores, watch.seconds, reasons.why) if here.record else None
 
 # %% ../nbs/12_resnet20.ipynb #8d341279
 def _complain(error, peers):

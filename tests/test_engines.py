@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from dp_course import gradients, layers
 from dp_course.batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from dp_course.dpsgd import FlatClip
-from dp_course.engines import bf16_engine, fixed_shape
+from dp_course.engines import bf16_engine, fixed_shape, has_bfloat16
 from dp_course.gradients import fast_grad_sum, ghost_grad_sum, vmap_grad_sum
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 
@@ -1052,6 +1052,20 @@ def test_bf16_engine(engine):
     _, true = engine(model, LOSS, x.float(), y, FlatClip(1e-2))
     assert {norms.dtype, *(g.dtype for g in half.values())} == {torch.float32}
     assert torch.allclose(norms, true, .05, .02) and length(half) <= 4e-2*(1 + 1e-3)
+
+
+@pytest.mark.parametrize("found, fast", [
+    ({"avx512_bf16": True}, True), ({"amx_bf16": True, "avx512_bf16": False}, True),
+    ({"avx512_f": True, "amx_int8": True}, False), ({}, False)])
+def test_bfloat16_is_found_by_the_processor_s_own_word(monkeypatch, found, fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    assert has_bfloat16("cpu") is has_bfloat16(torch.device("cpu")) is fast
+
+
+def test_an_older_torch_is_asked_for_avx512_only(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert has_bfloat16("cpu") is True
 
 
 @every

@@ -94,7 +94,7 @@ def test_default_folder_is_the_courses(monkeypatch, tmp_path):
 
 def test_a_run_that_was_cut_short_and_went_on_counts_once(tmp_path):
     r = made_up()
-    early = dict(r[-1], finished=False, step=10, test_accuracy=.6, eps_pld=1.)
+    early = dict(r[-1], finished=False, step=10, test_accuracy=.6, eps_pld=r[1]["eps"])
     write(tmp_path, [*r[:2], early, dict(kind="resume", step=10), *r[2:]])
     row, = (row for row in R.results(tmp_path) if "runs" in row)
     assert row["runs"] == 1 and row["accuracy"] == 50 and math.isnan(row["std"])
@@ -148,7 +148,7 @@ def test_no_runs_no_row():
 @pytest.mark.parametrize("where, change, why", [
     (-1, dict(eps_pld=2.99), "plan spends"),
     (-1, dict(eps_rdp=3.0), "plan spends"),
-    (-1, dict(eps_pld=math.nan), "plan spends"),
+    (-1, dict(eps_pld=math.nan), "plan spends|no number of JSON"),
     ("plan", dict(sigma=1.0), "plan spends"),
     ("plan", dict(batch_size=6000.), "plan spends"),
     ("plan", dict(eps=2.9), "spent more"),
@@ -171,6 +171,36 @@ def test_more_steps_than_told_are_seen():
     r[-1]["step"] = 25  # spends more than the 20 steps whose eps it states
     with pytest.raises(ValueError, match="plan spends"):
         R.verify(r)
+
+
+@pytest.mark.parametrize("line", [1, 2])
+def test_eps_of_every_row_is_computed_again(line):
+    linear = made_up()
+    linear[1]["eps"] = 3*10/20  # as if budget were spent in proportion to the steps
+    with pytest.raises(ValueError, match="by step 10"):
+        R.verify(linear)
+    low = made_up()
+    low[line]["eps"] *= .99
+    with pytest.raises(ValueError, match=f"by step {10*line}"):
+        R.verify(low)
+    cut = made_up()
+    early = dict(cut[-1], finished=False, step=10, test_accuracy=.6, eps_pld=1.5)
+    with pytest.raises(ValueError, match="eps_pld is 1.5"):
+        R.verify([*cut[:2], early, *cut[2:]])
+
+
+@pytest.mark.parametrize("key", ["plan", "seed", "config"])
+def test_record_that_says_too_little_is_refused(key):
+    r = made_up()
+    del r[0][key]
+    with pytest.raises(ValueError, match=f"says nothing about {key}"):
+        R.verify(r)
+    with pytest.raises(ValueError, match="no last line"):
+        R.verify(made_up()[:-1])
+    with pytest.raises(ValueError, match="the plan's sigma"):
+        R.verify(forged(made_up(), "plan", sigma=None))
+    with pytest.raises(ValueError, match="eps_rdp is not stated"):
+        R.verify(forged(made_up(), -1, eps_rdp=None))
 
 
 def test_charging_more_than_needed_is_no_lie():

@@ -1,0 +1,323 @@
+"Leaves against a slow painter, patches against windows, the cache, the mean, pre-training."
+import json
+import math
+import warnings
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dp_course import leaves as L
+from dp_course import pretrain as P
+from dp_course.accounting import PrivacyPlan
+from dp_course.core import near
+from dp_course.data import Examples, load
+from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.engines import fast_grad_sum
+from dp_course.models import resnet20, wide_resnet
+
+by = pytest.mark.parametrize
+ce = partial(F.cross_entropy, reduction="none")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# -- the images ------------------------------------------------------------------------------------
+
+def slow_front(thrown, n, side):
+    "One leaf after the other, corner by corner: a point is inside if it is left of every edge."
+    front = torch.zeros(n, side, side, dtype=torch.int32)
+    row, col = torch.meshgrid(torch.arange(side) + .5, torch.arange(side) + .5, indexing="ij")
+    for i in thrown["number"].argsort(stable=True).tolist():
+        y, x, r = (thrown[name][i].item() for name in ("y", "x", "radius"))
+        inside = (row - y)**2 + (col - x)**2 < r**2
+        for normal_y, normal_x, distance in thrown["edges"][i].tolist():
+            inside &= normal_y*(row - y) + normal_x*(col - x) < distance*r
+        front[thrown["image"][i]][inside] = thrown["number"][i]
+    return front
+
+
+@by("smallest, side", [(1., 24), (3., 48), (20., 48)])
+def test_painting_by_depth_is_painting_in_order(smallest, side):
+    thrown = L._throw(2, 80, side, smallest, generator(1))
+    got, want = L._paint(thrown, 2, side), slow_front(thrown, 2, side)
+    assert (got != want).float().mean() < 2e-3  # a pixel on a line may fall on either side
+
+
+def test_shapes_have_the_areas_of_circle_square_and_triangle():
+    kind = torch.tensor([0, 1, 2])
+    edges = L._edges(kind, torch.zeros(3, 4), torch.tensor([[.3], [1.], [2.]]))
+    at = (torch.arange(400) + .5)/200 - 1
+    inside = L._inside(at.expand(3, -1), at.expand(3, -1), edges).float().mean((1, 2))*4
+    near(inside.tolist(), [math.pi, 2., 3*3**.5/4], .02)
+
+
+def test_images_are_the_same_for_everybody():
+    few = L.leaf_images(5, 16, textured=True)
+    assert few.dtype == torch.uint8 and few.shape == (5, 3, 16, 16)
+    assert torch.equal(few, L.leaf_images(70, 16, textured=True)[:5])
+    assert not torch.equal(few, L.leaf_images(5, 16, textured=True, seed=1))
+    assert L.leaf_images(64, 16).float().std() > 20
+
+
+# -- the features ----------------------------------------------------------------------------------
+
+FEW = L.LeafRecipe(patches=20, synthetic=70)
+
+
+def digits(n=60, tested=20):
+    d = load("digits")
+    return d.replace(train_x=d.train_x[:n], train_y=d.train_y[:n],
+                     test_x=d.test_x[:tested], test_y=d.test_y[:tested])
+
+
+def test_patches_are_whitened_windows():
+    x = torch.rand(2, 3, 12, 12, generator=generator())
+    filters = torch.randn(5, 3, 4, 4, generator=generator(1))
+    filters -= filters.mean((1, 2, 3), keepdim=True)
+    windows = F.unfold(x, 4).mT
+    centred = windows - windows.mean(2, keepdim=True)
+    contrast = (centred.square().mean(2, keepdim=True) + .04**2).sqrt()
+    likeness = ((centred/contrast) @ filters.flatten(1).T).mT.unflatten(2, (9, 9))
+    want = F.adaptive_avg_pool2d(torch.cat([F.relu(likeness - .25), F.relu(-likeness - .25)], 1), 3)
+    near(L.Patches(filters, grid=3)(x), want, 1e-4)
+
+
+def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
+    x = L.leaf_images(100).float()/255
+    filters = L.patch_filters(x, 40)
+    near(filters.sum((1, 2, 3)), torch.zeros(40), 1e-5)
+    patches = L._sampled_patches(x, 6, 4000, generator()).double()
+    assert patches.shape == (4000, 108)
+    patches -= patches.mean(1, keepdim=True)
+    patches /= (patches.square().mean(1, keepdim=True) + .04**2).sqrt()
+    spread = (patches @ filters.flatten(1).double().T).var(0)
+    assert spread.max()/spread.min() < 3  # before the whitening directions differ a thousandfold
+
+
+def test_features_are_of_each_image_alone():
+    d = digits()
+    describe = L.LeafFeatures(FEW, d.train_x.shape[1:])
+    f = describe(d.train_x[:6])
+    assert {name: tuple(m.shape) for name, m in f.items()} == {
+        "scatter": (6, 81, 2, 2), "patches": (6, 40, 3, 3)}
+    others = describe(torch.cat([d.train_x[4:5], 255 - d.train_x]))
+    assert all(torch.equal(others[name][0], f[name][4]) for name in f)
+    assert all(m.isfinite().all() and m.dtype == torch.float16 for m in f.values())
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("leaves")
+    return folder, L.leafed(digits(), FEW, folder)
+
+
+def same_rows(a, b):
+    idx = torch.tensor([3, 0, 59])
+    near(a.rows(idx), b.rows(idx), 0)
+    near(list(a.test_rows(7)), list(b.test_rows(7)), 0)
+    return True
+
+
+def test_the_cache_gives_back_what_was_computed(kept, monkeypatch):
+    folder, data = kept
+    assert "synthetic" in data.name and len(data) == 60
+    assert same_rows(data, L.leafed(digits(), FEW, cache=False))
+    monkeypatch.setattr(L, "_fresh_features", None)  # nothing is computed again
+    assert same_rows(data, L.leafed(digits(), FEW, folder))
+
+
+def test_a_damaged_cache_is_said_and_mended(kept):
+    folder, data = kept
+    want = {name: np.array(v) for name, v in data.train_x.items()}
+    marker, = (p for p in folder.iterdir() if p.suffix == "")
+    for damage in ("flip", "cut", "marker"):
+        array = folder/f"{marker.name}.patches.npy"
+        good = array.read_bytes()
+        if damage == "marker":
+            marker.write_text("{")
+        else:
+            end = len(good) if damage == "flip" else 1000
+            array.unlink()
+            array.write_bytes(good[:end//2] + bytes([good[end//2] ^ 1]) + good[end//2 + 1:end])
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            again = L.leafed(digits(), FEW, folder)
+        assert len(seen) == 1 and "damaged" in str(seen[0].message)
+        assert all(np.array_equal(again.train_x[name], v) for name, v in want.items())
+
+
+def test_half_a_computation_is_not_taken_for_a_whole_one(kept):
+    folder, data = kept
+    marker, = (p for p in folder.iterdir() if p.suffix == "")
+    marker.unlink()  # it is written last
+    assert same_rows(L.leafed(digits(), FEW, folder), L.leafed(digits(), FEW, cache=False))
+    assert marker.exists()
+
+
+def test_only_images_become_features():
+    with pytest.raises(ValueError, match="data set of images"):
+        L.leafed(Examples(torch.zeros(4, 3), torch.zeros(4).long()), FEW, cache=False)
+
+
+# -- the mean and the networks ---------------------------------------------------------------------
+
+def shapes_of(data):
+    return {name: tuple(v.shape[1:]) for name, v in data.train_x.items()}
+
+
+@by("scale", [.01, 1., 30., 1e3, math.nan])
+def test_one_image_moves_the_mean_by_no_more_than_it_pays(kept, scale):
+    _, data = kept
+    bound = L.feature_bound(shapes_of(data))
+    draw = np.random.default_rng(0).standard_normal
+    before = {name: np.array(v) for name, v in data.train_x.items()}
+    after = {name: np.concatenate([v, (scale*draw(v[:1].shape)).astype(np.float16)])
+             for name, v in before.items()}
+    y = torch.cat([data.train_y, data.train_y[:1]])
+    sums = [len(d)*L.clipped_mean(d, bound, chunk=7)
+            for d in (data, data.replace(train_x=after, train_y=y))]
+    moved = torch.linalg.vector_norm(sums[1] - sums[0]).item()/bound
+    assert moved <= 1 + 1e-9
+    assert moved > .999 or scale in (.01, 1.) or math.isnan(scale)
+
+
+def test_on_leaves_the_bound_is_the_length_of_a_feature_vector():
+    describe = L.LeafFeatures(FEW, (1, 8, 8))
+    f = describe(L.leaf_images(70, 8, seed=5)[:, :1])
+    length = L.weighed(f).norm(dim=1).square().mean().sqrt()
+    bound = L.feature_bound({name: m.shape[1:] for name, m in f.items()})
+    assert .8 < length/bound < 1.25
+
+
+@by("make", [L.leaves_linear, partial(L.leaves_cnn, width=8)])
+def test_networks_have_the_gradients_of_the_loop(kept, make):
+    _, data = kept
+    torch.manual_seed(0)
+    model = make(shapes_of(data), 10).double()
+    x, y = data.rows(torch.arange(5))
+    x = {name: v.double() for name, v in x.items()}
+    assert model(**x).abs().max() == 0  # says nothing at first
+    model.mean.copy_(torch.randn(model.mean.shape, generator=generator()))
+    for i, p in enumerate(model.parameters()):
+        p.data += .05*torch.randn(p.shape, generator=generator(i))
+    for clip in (FlatClip(.3), FlatClip(1e6)):
+        got, want = (engine(model, ce, x, y, clip) for engine in (fast_grad_sum, loop_grad_sum))
+        near(got, want, 1e-9)
+
+
+def test_the_network_beside_sees_the_centred_scattering():
+    shapes = {"patches": (4, 2, 2), "scatter": (3, 4, 4)}
+    seen = []
+
+    def spy(x):
+        seen.append(x)
+        return 0.
+
+    model = L.LeafNet(shapes, 5, spy)
+    x = {name: torch.randn(2, *shape, generator=generator()) for name, shape in shapes.items()}
+    model.mean.copy_(torch.arange(64.))
+    model(**x)
+    want = x["scatter"] - torch.arange(16., 64.).view(3, 4, 4)
+    near(seen[0], want, 1e-6)
+
+
+# -- pre-training ----------------------------------------------------------------------------------
+
+TOY = P.Pretraining(images=40, batch_size=16, views=32*6, size=16, precision="float32", outputs=8)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    return P.leaf_stock(TOY, tmp_path_factory.mktemp("stock"))
+
+
+def test_loss_is_that_of_the_definition():
+    u, v = (torch.randn(7, 5, generator=generator(s)).double() for s in (0, 1))
+    u, v = F.normalize(u, dim=1), F.normalize(v, dim=1)
+    kernel = [torch.stack([(-2*(z[i] - z[j]).square().sum()).exp()
+                           for i in range(7) for j in range(7) if i != j]).mean().log()
+              for z in (u, v)]
+    want = (u - v).square().sum(1).mean() + sum(kernel)/2
+    near(P.align_uniform(3*u, v/2), want, 1e-5)
+    near(P.align_uniform(torch.ones(4, 3), torch.ones(4, 3)), 0, 1e-6)
+
+
+def test_views_stay_inside_the_image_and_change_only_place_and_light():
+    theta = P._crops(2000, generator())
+    corners = torch.tensor([[-1., -1, 1], [1, 1, 1], [-1, 1, 1], [1, -1, 1]]).T
+    assert (theta @ corners).abs().max() <= 1 + 1e-5
+    area = (theta[:, 0, 0]*theta[:, 1, 1]).abs()
+    assert area.min() > .07 and area.max() <= 1
+    # mirrored: half of 2,000; 5 standard errors are .056
+    assert abs((theta[:, 0, 0] < 0).double().mean() - .5) < .056
+    tints = P._tints(2000, generator())
+    grey = (tints @ torch.ones(3)).std(1)
+    assert grey.max() < 2e-3  # grey stays grey
+    lost = (tints[:, 0] - tints[:, 1]).abs().amax(1) < 1e-3
+    assert abs(lost.double().mean() - .2) < .045  # 5 standard errors
+
+
+def test_a_run_in_slices_is_the_run_in_one_go(stock, tmp_path):
+    quiet = dict(stock=stock, say=lambda text: None)
+    whole = P.Slices(TOY, tmp_path/"whole")
+    assert P.slice_of_run(whole, **quiet)["finished"]
+    cut = P.Slices(TOY, tmp_path/"cut")
+    while cut.t < TOY.steps:  # a step at a time
+        end = P.slice_of_run(cut, **quiet, seconds=0.)
+        cut = P.pick_up_slices(TOY, tmp_path/"cut")
+    near(dict(cut.model.state_dict()), dict(whole.model.state_dict()), 1e-6)
+    lines = [json.loads(line) for line in cut.file(".jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines].count("start") == 1 and lines[-1]["kind"] == "end"
+    assert end["finished"] and end["views"] == TOY.views and lines[0]["plan"] is None
+    with pytest.raises(ValueError, match="other settings"):
+        P.pick_up_slices(replace(TOY, lr=.2), tmp_path/"cut")
+    with pytest.raises(ValueError, match="already"):
+        P.slice_of_run(P.Slices(TOY, tmp_path/"cut"), **quiet)
+
+
+def test_an_encoder_fits_its_network_only(tmp_path):
+    model = resnet20(classes=TOY.outputs)
+    P.save_encoder(model, TOY, 192, tmp_path/"a.pt")
+    other = resnet20()
+    last = other[-1].weight.clone()
+    about = P.load_start(other, tmp_path/"a.pt")
+    assert about["views_seen"] == 192 and "synthetic" in about["data"]
+    assert torch.equal(other[-1].weight, last)
+    near(other[0].weight, model[0].weight, 4e-3)
+    assert (tmp_path/"a.pt").stat().st_size < 700_000
+    with pytest.raises(ValueError, match="does not fit"):
+        P.load_start(wide_resnet(10, 2), tmp_path/"a.pt")
+    with pytest.raises(FileNotFoundError, match="no encoder"):
+        P.load_start(other, "nobody")
+
+
+def test_a_probe_sees_the_last_two_stages_and_learns():
+    maps = P.stage_maps(wide_resnet(10, 2), torch.zeros(2, 3, 16, 16))
+    assert [tuple(m.shape) for m in maps] == [(2, 64, 8, 8), (2, 128, 4, 4)]
+    d = digits(1000, 200)
+    d = d.replace(train_x=d.train_x.repeat(1, 3, 2, 2), test_x=d.test_x.repeat(1, 3, 2, 2))
+    plan = PrivacyPlan(n=1000, batch_size=400, steps=15, eps=3., delta=1e-5)
+    found = P.probe(resnet20(), d, plan, rates=(2.,))
+    assert found[2.] > .4  # .1 is guessing
+
+
+def test_impossible_settings_are_refused():
+    for bad in (dict(model="vgg"), dict(batch_size=1), dict(views=10), dict(precision="half")):
+        with pytest.raises(ValueError, match="pass"):
+            P.Pretraining(**bad)

@@ -1,0 +1,119 @@
+"""Make the student's own copy of the course: `python tools/student.py [FOLDER]`.
+
+Made once from nbs/, by default in student/: a notebook that is there already is never touched, one
+that is missing is added. Solutions move to FOLDER/solutions/, folded; progress is kept in FOLDER.
+"""
+import ast
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRESS = ".progress.json"  # as in dp_course.exercises, which takes seconds to import
+SIDE = "_Solution: folded in [solutions/{name}]({up}solutions/{name})._"
+HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a cell. "
+        "Try first; three failed tries bring three hints.")
+
+
+def is_solution(cell):
+    return cell.cell_type == "code" and "solution" in cell.metadata.get("tags", [])
+
+
+def tree_of(cell):
+    "The parsed cell; IPython's own lines are left out."
+    return ast.parse(re.sub(r"(?m)^\s*[%!].*$", "", cell.source))
+
+
+def defined(cell):
+    "Names that a cell binds for the cells after it."
+    for node in tree_of(cell).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        else:
+            yield from (n.id for n in ast.walk(node)
+                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+
+
+def used(cell):
+    return {n.id for n in ast.walk(tree_of(cell)) if isinstance(n, ast.Name)}
+
+
+def is_needed(cells, i):
+    "Whether the lesson goes on to use something that only this solution defines."
+    lesson = [(j, c) for j, c in enumerate(cells) if c.cell_type == "code" and not is_solution(c)]
+    known = {name for j, cell in lesson if j < i for name in defined(cell)}
+    later = {name for j, cell in lesson if j > i for name in used(cell)}
+    return bool((set(defined(cells[i])) - known) & later)
+
+
+def imports(cells):
+    "What a solution needs to run on its own: the lesson's imports, and its own module."
+    lines = []
+    for cell in cells:
+        own = re.search(r"(?m)^#\|\s*default_exp\s+(\S+)", cell.source)
+        if own:
+            lines.append(f"from dp_course.{own[1]} import *")
+        if cell.cell_type == "code" and not is_solution(cell):
+            found = tree_of(cell).body
+            lines += [ast.unparse(n) for n in found if isinstance(n, (ast.Import, ast.ImportFrom))]
+    return "\n".join(dict.fromkeys(lines))
+
+
+def question(cells, i):
+    "The heading of the exercise that a solution answers."
+    for cell in reversed(cells[:i]):
+        found = re.search(r"(?m)^### Exercise.*$", cell.source)
+        if cell.cell_type == "markdown" and found:
+            return found.group()
+    return "### Exercise"
+
+
+def split(notebook, path):
+    "The lesson without its solutions, and the solutions; its path is relative to the folder."
+    solutions = nbformat.v4.new_notebook(metadata=notebook.metadata)
+    head = nbformat.v4.new_markdown_cell(HEAD.format(stem=path.stem, path=path.as_posix()))
+    side = SIDE.format(name=path.name, up="../"*(len(path.parts) - 1))
+    code = nbformat.v4.new_code_cell(imports(notebook.cells))
+    solutions.cells = [head, code]
+    kept = []
+    for i, cell in enumerate(notebook.cells):
+        if is_solution(cell) and not is_needed(notebook.cells, i):
+            asked = nbformat.v4.new_markdown_cell(question(notebook.cells, i))
+            solutions.cells += [asked, cell]
+            cell = nbformat.v4.new_markdown_cell(side)
+        kept.append(cell)
+    notebook.cells = kept
+    return notebook, solutions if len(solutions.cells) > 2 else None
+
+
+def write(notebook, path):
+    "Write what is not there yet; whether it was written."
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    return True
+
+
+def make(folder=ROOT/"student", source=ROOT/"nbs"):
+    "Add what is missing in the student's folder; how many notebooks were added."
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder/PROGRESS).touch()
+    added = 0
+    for path in [*source.glob("*.ipynb"), *source.glob("workshop/*.ipynb")]:
+        place = path.relative_to(source)
+        to = folder/place
+        if to.exists():
+            continue
+        lesson, solutions = split(nbformat.read(path, 4), place)
+        added += write(lesson, to)
+        if solutions:
+            write(solutions, folder/"solutions"/path.name)
+    return added
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT/"student"
+    print(f"{make(where)} notebooks added to {where.name}/; yours are as you left them.")
