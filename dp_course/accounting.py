@@ -300,8 +300,9 @@ def statement(self):  # str
         f"Gaussian noise with multiplier {self.sigma:g}{_listed(self.releases)}; composed by "
         f"{self.accountant.__name__}. "
         "Not covered: hyper-parameter tuning and other runs on these data, choices made by "
-        "looking at the test set, nonprivate statistics, the number n, and attacks on "
-        "floating-point noise.")
+        "looking at the test set, nonprivate statistics (constants of normalization that were "
+        "computed from the training data, such as CIFAR's usual mean and std, are some), the "
+        "number n, which is public here, and attacks on floating-point noise.")
 
 # %% ../nbs/03_cost.ipynb #36fab117
 class Budget:

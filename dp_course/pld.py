@@ -567,11 +567,20 @@ def _joined(ledger):
     return [*parts, (1., (1 - 1e-14)*full**-.5, 1)] if full else parts
 
 
-def _renyi_epsilon(ledger, delta):
-    "Give the eps that Renyi divergences prove: an upper bound, too."
-    rdp = sum(n*rdp_sampled_gaussian(q, sigma, ORDERS) for q, sigma, n in ledger)
-    eps = rdp + np.log1p(-1/ORDERS) - (math.log(delta) + np.log(ORDERS))/(ORDERS - 1)
+def _renyi_epsilon(ledger, delta, a):
+    "Give the eps that Renyi divergences of the orders `a` prove: an upper bound, too."
+    rdp = sum(n*rdp_sampled_gaussian(q, sigma, a) for q, sigma, n in ledger)
+    eps = rdp + np.log1p(-1/a) - (math.log(delta) + np.log(a))/(a - 1)
     return float(max(0., eps.min()))
+
+
+def _capped(eps, ledger, delta):
+    "The smaller one of two upper bounds; orders between the whole ones take longer."
+    whole = ORDERS[ORDERS == np.round(ORDERS)]
+    by_moments = _renyi_epsilon(ledger, delta, whole)
+    if eps > .95*by_moments:
+        by_moments = _renyi_epsilon(ledger, delta, ORDERS)
+    return min(eps, by_moments)
 
 # %% ../nbs/workshop/pld.ipynb #ee6d06bf
 class PLDAccountant(Ledger):
@@ -594,8 +603,7 @@ class PLDAccountant(Ledger):
         if ledger[0][0] == 1:  # and no other
             return gaussian_epsilon(delta, ledger[0][1])
         eps = _search_epsilon(ledger, -1, delta, _search_epsilon(ledger, 1, delta, 0.))
-        by_moments = ComposedLoss(ledger, 1, delta).renyi_epsilon(delta)  # close, but no bound
-        return min(eps, _renyi_epsilon(ledger, delta)) if eps > .95*by_moments else eps
+        return _capped(eps, ledger, delta)
 
     def delta(
         self,
