@@ -21,11 +21,8 @@ from torch import nn
 from .batches import Views, flatten_views, losses_of
 from .checkpoints import load_checked, save_atomic
 from .core import data_root, patch_to, progress
-<<<<<<< HEAD
-from .randomness import normal
-=======
 from .layers import KeptGradients, LinearWeight
->>>>>>> main
+from .randomness import normal
 
 # %% ../nbs/11_features.ipynb #ad7fe4ba
 _PI = 3.1415  # as kymatio has it: 0.003 % per filter, kept so that the numbers are interchangeable
