@@ -21,6 +21,8 @@ from torch import nn
 from .batches import Views, flatten_views, losses_of
 from .checkpoints import load_checked, save_atomic
 from .core import data_root, patch_to, progress
+from .layers import KeptGradients, LinearWeight
+from .randomness import normal
 
 # %% ../nbs/11_features.ipynb #ad7fe4ba
 _PI = 3.1415  # as kymatio has it: 0.003 % per filter, kept so that the numbers are interchangeable
@@ -257,19 +259,34 @@ def _noisy_mean_of_rows(
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     factors = (bound/norms).clamp(max=1)
     clipped = torch.where(norms.isfinite(), rows*factors, 0.)
-    noise = torch.randn(rows.shape[1], generator=generator, dtype=rows.dtype)
+    noise = normal(rows.shape[1:], generator)
     return (clipped.sum(0) + sigma*bound*noise)/n
 
 
+def _check_release(sigma, max_norms):
+    "Refuse noise or bounds that hide nobody."
+    if not 0 < sigma < math.inf:
+        raise ValueError(f"{sigma=} is no noise multiplier: pass a finite number > 0, such as 8")
+    bounds = [float(bound) for bound in max_norms]
+    if len(bounds) != 2 or not all(0 < bound < math.inf for bound in bounds):
+        raise ValueError(f"{max_norms=} are no bounds: pass two positive finite numbers, for the "
+                         "means and for the mean squares")
+
+# %% ../nbs/11_features.ipynb #b7e3d0a1
 def private_channel_stats(
     features,        # (n,c,h,w)
     sigma:float,     # noise multiplier of each of the two releases
     max_norms,       # of one image's (c,) means and (c,) mean squares; chosen without the data
-    generator=None,  # `torch.Generator`
+    generator=None,  # `Stream` or `torch.Generator`
     n:int=None,      # public number of images; default len(features)
+    budget=None,     # `Budget` that the two releases are posted to before anything is drawn
 ):                   # mean (c,), std (c,)
     "Publish mean and std of every channel through two noisy sums."
+    # ValueError: sigma or a bound is not positive and finite, or the budget refuses.
     # Tramer & Boneh 2021 (arXiv 2011.11660). One image moves a sum of clipped rows by its bound.
+    _check_release(sigma, max_norms)
+    if budget is not None:
+        budget.post("channel statistics", sigma=sigma, steps=2)
     def release(power, bound):
         rows = [x.double().pow(power).mean((2, 3)) for x in features.split(1000)]
         people = n or len(features)
@@ -483,12 +500,6 @@ def _by_example(rows, b, k):  # (kb,...) -> (b,k,...)
     wide = torch.promote_types(rows.dtype, torch.float32)
     return rows.to(wide).unflatten(0, (k, b)).transpose(0, 1)
 
-
-def _weigh(g, factors):  # (b,k,o), (b,) -> (b,k,o)
-    "Multiply with the factors; a zero erases, as 0*NaN would be NaN."
-    factors = factors[:, None, None]
-    return torch.where(factors > 0, factors*g, 0.)
-
 # %% ../nbs/11_features.ipynb #046c2c02
 def linear_grad_sum(
     model,    # as `linear_head` makes it
@@ -505,20 +516,16 @@ def linear_grad_sum(
     a = rows.flatten(1)                               # (kb,i)
     g = _output_grads(layer, loss_fn, a, labels)/k    # (kb,o)
     a, g = _by_example(a, b, k), _by_example(g, b, k)
-    squares = {
-        "1.weight": ((g @ g.mT)*(a @ a.mT)).sum((1, 2)),  # |sum_k g a^T|^2
-        "1.bias": g.sum(1).square().sum(1),
-    }
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
-    norms = torch.stack([squares[name] for name in names]).clamp(min=0).sqrt()
+    pieces = {"1.weight": LinearWeight(a, g), "1.bias": KeptGradients(g.sum(1))}
+    squares = {"1.weight": pieces["1.weight"].ghost_norms,  # |sum_k g a^T|^2
+               "1.bias": pieces["1.bias"].squared_norms}
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    norms = torch.stack([squares[name]() for name in params]).sqrt()
+    bad = ~norms.isfinite().all(0)
     total = {}
-    for name, factors in zip(names, clip(norms)):
-        weighed = _weigh(g, factors)
-        if name == "1.weight":
-            kept = _weigh(a, factors.sign()) if not norms.isfinite().all() else a
-            total[name] = weighed.flatten(0, 1).T @ kept.flatten(0, 1)
-        else:
-            total[name] = weighed.sum((0, 1))
+    for (name, p), factors in zip(params.items(), torch.where(bad, 0., clip(norms))):
+        whole = pieces[name].weighted_sum(factors, bad if bad.any() else None)
+        total[name] = whole.to(norms.dtype)  # where views cancel, float64
     return total, norms
 
 # %% ../nbs/11_features.ipynb #3664e3bd
