@@ -1395,6 +1395,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                    'dp_course.trainer._RunState.nonprivate_nonfinite': ( 'trainer.html#_runstate.nonprivate_nonfinite',
                                                                                          'dp_course/trainer.py'),
                                    'dp_course.trainer._check_micro_batch': ('trainer.html#_check_micro_batch', 'dp_course/trainer.py'),
+                                   'dp_course.trainer._check_parts': ('trainer.html#_check_parts', 'dp_course/trainer.py'),
                                    'dp_course.trainer._kind': ('trainer.html#_kind', 'dp_course/trainer.py'),
                                    'dp_course.trainer._like_labels': ('trainer.html#_like_labels', 'dp_course/trainer.py'),
                                    'dp_course.trainer._made_optimizer': ('trainer.html#_made_optimizer', 'dp_course/trainer.py'),

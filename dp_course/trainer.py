@@ -124,6 +124,15 @@ def _made_optimizer(optimizer, model):
     return optimizer
 
 
+def _check_parts(model, callbacks):
+    "Refuse what is no network to be trained, and callbacks that are no list."
+    if not isinstance(model, nn.Module) or not trainable(model):
+        raise ValueError(f"{type(model).__name__} has nothing to train: pass an nn.Module with "
+                         "parameters that require a gradient")
+    if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
+        raise ValueError(f"{callbacks=}: pass a list of functions f(trainer), such as [print]")
+
+
 def _check_micro_batch(size):
     if size is not None and (type(size) is not int or size < 1):
         raise ValueError(f"micro_batch={size!r} is no number of examples: pass a positive int, or "
@@ -153,6 +162,7 @@ class Trainer(_RunState):
         micro_batch=None,      # examples per call of the engine: changes memory, not the sum
         augment=None,          # (x, y, generator) -> (x, y), after normalization; may be `Views`
     ):
+        _check_parts(model, callbacks)
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
         self.engine, self.micro_batch = engine, micro_batch

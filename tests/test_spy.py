@@ -499,3 +499,21 @@ def test_what_other_releases_cost_is_taken_from_the_steps():
     assert run.t == run.computed < 10 and run.epsilon() <= 3
     with pytest.raises(ValueError, match="less what a mean cost"):
         run.step()
+
+
+def frozen():
+    net = linear()
+    for p in net.parameters():
+        p.requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(model=None), "nothing to train"), (dict(model=frozen()), "nothing to train"),
+    (dict(callbacks=print), "pass a list of functions"), (dict(callbacks=[3]), "pass a list"),
+    (dict(model=nn.Linear(4, 3).double()), "the model fails"),
+    (dict(model=(net := linear()), loss_fn=lambda out, y: loss(out, y) + net.weight.norm()),
+     "loss_fn uses parameter")])
+def test_what_cannot_be_trained_is_refused_in_words(options, words):
+    with pytest.raises(ValueError, match=words):
+        Trainer(**{"model": linear(), "data": toy(), "plan": Plan(12, 4, 8, 1.), **options})
