@@ -21,12 +21,13 @@ from .command import Job, parse
 from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
     Stopwatch, TimeLimit, conclude, describe_start, discard, finish, tidy)
-from .core import keep_memory, machine, pick_device
+from .core import _watched, keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
-from .presets import (
-    ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule)
+from dp_course.presets import (
+    ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule,
+    run_name)
 from .processes import Peers, ProcessTrainer, join
 from .records import (
     Record, latest_checkpoint, new_record, read_record, start_line, stated)
@@ -142,7 +143,7 @@ def set_up(
     trainer = make_trainer(config, data, job.seed, init_seed, peers)
     if peers.rank:
         return Run(config, trainer)  # process 0 writes
-    record = new_record(job.out, config.preset, "secret" if job.seed is None else job.seed)
+    record = new_record(job.out, run_name(config), "secret" if job.seed is None else job.seed)
     try:
         start = start_line(config, trainer, job.seed, init_seed)
         record.write("start", **start, processes=peers.world, data_seconds=seconds)
@@ -262,7 +263,7 @@ def run(
     if peers.rank:
         say, show = (lambda text: None), False  # process 0 speaks for all
     say(describe_start(here, job.config))
-    watched = sys.stderr.isatty() if show is None else show
+    watched = _watched() if show is None else show
     screen = Bar(row, trainer, config.preset) if watched else Lines(row, last, watch, say)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()
