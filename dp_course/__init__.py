@@ -3,6 +3,7 @@ __version__ = "0.2.0"
 
 from . import definition, models, results, scaling, scattering  # help() shows these, too
 from .accounting import PrivacyPlan, epsilon, noise_multiplier
+from .audit import MUTANTS, noise_audit, one_run_audit, replay_sensitivity, sampler_audit
 from .clipping import AdaptiveClip, LayerClip
 from .data import Examples, load
 from .docs import document_package

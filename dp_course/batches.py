@@ -22,7 +22,8 @@ def tree_map(
     if isinstance(tree, dict):
         return {key: tree_map(f, tree[key], *(r[key] for r in rest)) for key in tree}
     if isinstance(tree, (tuple, list)):
-        return type(tree)(tree_map(f, *parts) for parts in zip(tree, *rest))
+        parts = [tree_map(f, *parts) for parts in zip(tree, *rest)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)  # by name
     return f(tree, *rest)
 
 
@@ -92,22 +93,45 @@ def flatten_views(
         return rows, tree_map(lambda v: v.transpose(0, 1).flatten(0, 1), y.tree), b, k
     return rows, tree_map(lambda v: v.repeat(k, *[1]*(v.dim() - 1)), y), b, k
 
+# %% ../nbs/workshop/batches.ipynb #6d515dc1
+def _binds(signature, *args, **kwargs):
+    "Can a function with this signature be called so?"
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _refuse_misspelt(signature, x):
+    "Refuse a dict with names that the model does not know, unless it can only be meant whole."
+    named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL,
+                                                                        p.VAR_KEYWORD)]
+    takes = [p.name for p in named]
+    needed = [p.name for p in named if p.default is p.empty]
+    if _binds(signature, x) and not set(takes) & set(x):
+        return
+    raise ValueError(f"the batch has {', '.join(map(repr, x))}, the model takes "
+                     f"{', '.join(takes)} ({', '.join(needed)} needed): name the parts of x as "
+                     "the parameters of forward")
+
 # %% ../nbs/workshop/batches.ipynb #183327eb
 def arguments(
     model,  # callable; a module's `forward` says what it takes
     x,      # tree of tensors
 ):          # tuple, dict: what to call the model with
     "Find out how a batch goes into a model."
+    # ValueError: a dict with other names than the parameters of the model
     if not isinstance(x, (dict, tuple)):
         return (x,), {}
     model = getattr(model, "_orig_mod", model)  # a compiled module
     signature = inspect.signature(getattr(model, "forward", model))
     args, kwargs = ((), x) if isinstance(x, dict) else (x, {})
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError:
-        return (x,), {}
-    return args, kwargs
+    if _binds(signature, *args, **kwargs):
+        return args, kwargs
+    if isinstance(x, dict):
+        _refuse_misspelt(signature, x)
+    return (x,), {}
 
 
 def call_model(

@@ -16,6 +16,7 @@ import torch
 from .accounting import PLDAccountant
 from .core import patch_to
 from .dpsgd import FlatClip
+from .randomness import normal
 
 # %% ../nbs/08_clipping.ipynb #2152fe60
 @dataclass
@@ -83,9 +84,8 @@ def noised_fraction(
     # not by 1; a NaN or infinite norm counts as too long, an empty batch as all noise.
     short = norms <= thresholds.to(norms.device)[:, None]  # (k,b)
     bits = torch.where(short, .5, -.5).double()
-    device = "cpu" if generator is None else generator.device
-    noise = torch.randn(len(thresholds), generator=generator, device=device, dtype=torch.float64)
-    return (bits.sum(1).cpu() + bit_sigma*noise.cpu())/batch_size + .5
+    noise = normal((len(thresholds),), generator).cpu()
+    return (bits.sum(1).cpu() + bit_sigma*noise)/batch_size + .5
 
 # %% ../nbs/08_clipping.ipynb #f6a552cb
 def _follow(thresholds, fractions, quantile, lr):

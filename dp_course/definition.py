@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['randomized_response', 'randomized_response_mean', 'laplace_mechanism', 'gaussian_mechanism', 'hockey_stick',
-           'gaussian_delta', 'gaussian_epsilon', 'gaussian_sigma', 'max_tpr', 'gaussian_tpr']
+           'max_tpr', 'gaussian_tpr', 'gaussian_delta', 'gaussian_epsilon', 'gaussian_sigma']
 
 # %% ../nbs/01_definition.ipynb #4fedabd0
 import math
@@ -13,29 +13,22 @@ import numpy as np
 import torch
 from scipy import special
 
-# %% ../nbs/01_definition.ipynb #f9c67959
-def _check_eps(eps):
-    if not eps >= 0:
-        raise ValueError(f"{eps=} is no privacy level: pass a number >= 0")
+from dp_course.gaussian import (
+    _check_eps,
+    _check_scale,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_sigma,
+)
 
+_all_ = ["gaussian_delta", "gaussian_epsilon", "gaussian_sigma"]
 
-def _check_delta(delta):
-    if not 0 < delta < 1:
-        raise ValueError(f"{delta=} must be strictly between 0 and 1, far below 1/n; "
-                         "delta = 0 needs Laplace noise")
-
-
-def _check_scale(name, value):
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name}={value} must be a finite number > 0, "
-                         "or there is no noise to hide behind")
-
-
+# %% ../nbs/01_definition.ipynb #9671f9bc
 def _tensor(x):
     "A tensor in the precision that `x` came with; plain Python numbers become float64 or int64."
     return x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
 
-# %% ../nbs/01_definition.ipynb #9671f9bc
+
 def randomized_response(
     x,                # bits (bool, or 0 and 1), any shape; each bit is another person's
     eps:float,        # privacy level of one bit, >= 0
@@ -129,106 +122,6 @@ def hockey_stick(
     above = torch.where(q > 0, p - factor*q, p).clamp(min=0)
     missed = 1 - (p*dx).sum().item()
     return (above*dx).sum().item() + (missed if missed > 1e-7 else 0.)
-
-# %% ../nbs/01_definition.ipynb #1d9ddc78
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-
-
-def _mills(t):
-    "P[Z > t] divided by the density at t, for a standard normal Z."
-    return math.sqrt(math.pi/2)*special.erfcx(t/math.sqrt(2))
-
-
-def _mills_gap(u, v, sigma):
-    "mills(u) - mills(v), where v - u = 1/sigma."
-    if sigma <= 1:
-        return _mills(u) - _mills(v)
-    # The difference cancels: integrate its derivative, 1 - t*mills(t), from u to v.
-    t = u + (1 + _NODES)*.5/sigma
-    return _WEIGHTS @ (1 - t*_mills(t))*.5/sigma
-
-
-def _log_delta(eps, sigma):
-    "log of the exact delta, rounded up by a little more than its rounding error."
-    # e^eps density(v) = density(u), hence delta = density(u)*(mills(u) - mills(v)), no overflow.
-    u, v = eps*sigma - .5/sigma, eps*sigma + .5/sigma
-    if u > 40:
-        return -math.inf  # delta <= P[Z > 40], below the smallest float
-    slack = 1e-12 + 4e-16*v*(1 + max(u, 0.))
-    log_density = -u*u/2 - math.log(2*math.pi)/2
-    if sigma <= 1 and u < 0:
-        return math.log(special.ndtr(-u) - math.exp(log_density)*_mills(v)) + slack
-    return log_density + math.log(_mills_gap(u, v, sigma)) + slack
-
-# %% ../nbs/01_definition.ipynb #a7889872
-def gaussian_delta(
-    eps:float,    # privacy level, >= 0
-    sigma:float,  # noise multiplier: std/sensitivity, > 0
-):                # float in [0, 1]
-    "The exact delta of the Gaussian mechanism at `eps`."
-    # Relation: the one that the sensitivity was taken for. Rounded up by 1e-12, above its error.
-    # ValueError: eps < 0, sigma <= 0 or infinite. Source: Balle & Wang 2018, theorem 8.
-    _check_eps(eps)
-    _check_scale("sigma", sigma)
-    return min(1., math.exp(_log_delta(float(eps), float(sigma))))
-
-# %% ../nbs/01_definition.ipynb #2797f0cd
-def _fits(eps, sigma, delta):
-    "Whether the delta at eps is within the budget, by more than the rounding of log and exp."
-    return _log_delta(eps, sigma) <= math.log(delta) - 2e-13
-
-
-def _smallest(good, low, high):
-    "Bisect down to the smallest float for which `good` holds; `low` is not good, `high` is."
-    while low < (middle := (low + high)/2) < high:
-        if good(middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-# %% ../nbs/01_definition.ipynb #5b9ea418
-def gaussian_epsilon(
-    delta:float,  # strictly between 0 and 1
-    sigma:float,  # noise multiplier: std/sensitivity, > 0
-):                # float >= 0
-    "The smallest eps at which the Gaussian mechanism is (eps, delta)-DP, rounded up."
-    # ValueError: delta outside (0, 1), sigma <= 0 or infinite. Inverts `gaussian_delta`.
-    _check_delta(delta)
-    _check_scale("sigma", sigma)
-    delta, sigma = float(delta), float(sigma)
-
-    def good(eps):
-        return _fits(eps, sigma, delta)
-    if good(0.):
-        return 0.
-    tail = .5/sigma - float(special.ndtri(delta))  # delta(eps) <= P[Z > u], here = delta
-    high = max(1e-9, tail/sigma)
-    while not good(high):
-        high *= 2
-    return _smallest(good, 0., high)
-
-# %% ../nbs/01_definition.ipynb #7f375c41
-def gaussian_sigma(
-    eps:float,    # privacy level, >= 0
-    delta:float,  # strictly between 0 and 1
-):                # float: noise multiplier
-    "The smallest noise multiplier that makes the Gaussian mechanism (eps, delta)-DP, rounded up."
-    # ValueError: eps < 0 or infinite, delta outside (0, 1). Inverts `gaussian_delta`.
-    _check_eps(eps)
-    _check_delta(delta)
-    if not eps < math.inf:
-        raise ValueError(f"{eps=} asks for no privacy at all: pass a finite eps")
-    eps, delta = float(eps), float(delta)
-
-    def good(sigma):
-        return _fits(eps, sigma, delta)
-    high = 1.
-    while not good(high):
-        high *= 2
-    while good(high/2):
-        high /= 2
-    return _smallest(good, high/2, high)
 
 # %% ../nbs/01_definition.ipynb #68079976
 def _rates(fpr):

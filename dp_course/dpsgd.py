@@ -83,14 +83,15 @@ class FlatClip:
 # %% ../nbs/02_by_hand.ipynb #d3ca2199
 def _grad_norms(grads, dtype):  # (l,1)
     "Length of every tensor of one example's gradient."
-    return torch.stack([g.to(dtype).norm() for g in grads.values()])[:, None]
+    # in float64, as a long sum of squares in float32 loses digits
+    return torch.stack([g.double().norm().to(dtype) for g in grads.values()])[:, None]
 
 
 def _add_scaled(total, grads, factors):
     "Add one example's clipped gradient to the sum."
     for (name, g), f in zip(grads.items(), factors):
         if f > 0:  # not 0*g: a NaN would survive it
-            total[name] += f.to(total[name].dtype)*g
+            total[name] += f*g.to(total[name].dtype)  # never rounded to half precision
 
 
 def loop_grad_sum(

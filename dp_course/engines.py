@@ -165,7 +165,8 @@ def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
     sums = {}
     for (name, p), f in zip(self.params.items(), factors):
         if id(p) in self.pieces:
-            sums[name] = self.pieces[id(p)].weighted_sum(f, bad).view(p.shape)
+            total = self.pieces[id(p)].weighted_sum(f, bad)  # some add in float64
+            sums[name] = total.to(at_least_float32(p.dtype)).view(p.shape)
         else:
             sums[name] = torch.zeros_like(p, dtype=at_least_float32(p.dtype))
     return sums

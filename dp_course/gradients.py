@@ -122,13 +122,20 @@ def ghost_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
     if not count(x) or not trainable(model):
         return nothing(model, x)
     first = leaves(x)[0]
+    careful = []  # weights whose sum must be in float64
+
+    def norm(weight):
+        piece = GhostNorm(norms_only(weight))
+        if weight.careful:
+            careful.append(weight)
+        return piece
+
     with torch.random.fork_rng([first.device] if first.is_cuda else []):
         # both passes draw the same dropout masks, and see the same x
-        seen = tree_map(torch.clone, x)
-        tape = run(model, loss_fn, seen, y, lambda weight: GhostNorm(norms_only(weight)))
+        tape = run(model, loss_fn, tree_map(torch.clone, x), y, norm)
     factors, norms, bad = clip_factors(tape, clip)
     del tape
-    if bad is not None:  # 0*NaN would spoil the sum
+    if careful or bad is not None:  # the second pass is float32, and 0*NaN would spoil its sum
         return bookkeeping_grad_sum(model, loss_fn, x, y, clip)
     return _reweighted(model, loss_fn, x, y, factors), norms
 

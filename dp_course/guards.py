@@ -4,22 +4,38 @@
 
 # %% auto #0
 __all__ = ['check_plan', 'refuse_unbounded', 'refuse_mixed_clip', 'model_input', 'refuse_mixed_rows', 'refuse_known',
-           'refuse_mixing', 'refuse_mixed_loss', 'check_labels', 'prove_separate']
+           'check_model', 'refuse_mixing', 'refuse_mixed_loss', 'refuse_parameters_in_loss', 'check_label_kind',
+           'check_labels', 'prove_separate']
 
 # %% ../nbs/workshop/guards.ipynb #ac2e4c3a
 import copy
+import math
+import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FunctionType, ModuleType
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from .accounting import PrivacyPlan
-from .batches import call_model, count, flatten_views, leaves, losses_of, take, tree_map
+from dp_course.batches import (
+    Views,
+    arguments,
+    call_model,
+    count,
+    flatten_views,
+    leaves,
+    losses_of,
+    take,
+    tree_map,
+)
 from .data import as_examples
 from .dpsgd import FlatClip, loop_grad_sum, trainable
 from .engines import refuse_statistics
@@ -46,7 +62,141 @@ def check_plan(
                          f"batch_size/n is {plan.batch_size/plan.n:.6g}, sigma={plan.sigma} costs "
                          f"eps={eps:.4g}")
 
+# %% ../nbs/workshop/guards.ipynb #fb860f56
+def _numbers(thing, seen=None):
+    "All tensors and numbers that an object keeps, however deep."
+    if isinstance(thing, torch.Tensor):
+        return [thing.detach()]
+    if isinstance(thing, (bool, int, float, np.number, np.bool_)):
+        return [torch.tensor(float(thing), dtype=torch.float64)]
+    if isinstance(thing, np.ndarray):
+        if thing.dtype.kind not in "buif":
+            return []
+        return [torch.from_numpy(thing.astype(np.float64))]
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, (type, FunctionType, ModuleType)):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        parts = thing.values()
+    elif isinstance(thing, (list, tuple, set, deque)):
+        parts = thing
+    elif isinstance(thing, partial):
+        parts = [thing.func, thing.args, thing.keywords]
+    else:
+        parts = [getattr(thing, "__self__", None), getattr(thing, "__dict__", None)]
+    return [v for part in parts if part is not None for v in _numbers(part, seen)]
+
+
+def _state(clip):
+    "Everything about a clip that could have learnt: name -> flat tensor."
+    kept = dict(getattr(clip, "__dict__", {}))
+    kept["sensitivity"] = clip.sensitivity
+    state = {}
+    for name, value in kept.items():
+        found = [v.double().flatten() for v in _numbers(value)]
+        if found:
+            state[name] = torch.cat(found)
+    return state
+
+# %% ../nbs/workshop/guards.ipynb #9745e226
+def _updated(clip, norms, seed, times=8):
+    "The state of a copy after some updates."
+    twin = copy.deepcopy(clip)
+    generator = torch.Generator(norms.device).manual_seed(seed)
+    for _ in range(times):
+        twin.update(norms, generator)
+    return _state(twin)
+
+
+def _called(clip, norms):
+    "The state of a copy after a call."
+    twin = copy.deepcopy(clip)
+    twin(norms)
+    return _state(twin)
+
+
+def _unlike(old, new):
+    "Names of what two states do not have in common."
+    unlike = []
+    for name in old | new:
+        u = old.get(name)
+        v = new.get(name)
+        if u is None or v is None or not torch.equal(u, v):
+            unlike.append(name)
+    return unlike
+
+
+def _refuse_open_learning(clip, norms, other):
+    "Refuse a clip that keeps something of the norms without noise."
+    hidden = "draw some from the generator of `update`, and pay for it, as AdaptiveClip does"
+    for name in _unlike(_called(clip, norms), _called(clip, other)):
+        raise ValueError(f"{clip} keeps {name} of the norms that it is called with, without noise: "
+                         f"learn in `update` only, and {hidden}")
+    usual = _updated(clip, norms, seed=0)
+    redrawn = _unlike(usual, _updated(clip, norms, seed=1))
+    for name in _unlike(usual, _updated(clip, .01*other[:, :3], seed=0)):
+        if name not in redrawn:
+            raise ValueError(f"{clip} learns {name} from the norms without noise: {hidden}")
+
+# %% ../nbs/workshop/guards.ipynb #4c0759e4
+def _shift(old, new):
+    "How far the mean of draws (seeds,m) moves, in standard deviations."
+    if old.shape != new.shape:  # it keeps something of every example
+        return math.inf
+    if (old > 0).all() and (new > 0).all():  # thresholds are moved by factors
+        old = old.log()
+        new = new.log()
+    moved = (old - new).mean(0).abs()
+    noise = old.std(0)
+    shifts = torch.where(moved > 0, moved/noise, 0.)
+    return torch.linalg.vector_norm(shifts).item()
+
+
+def _refuse_unpaid(clip, l, room, seeds=32):
+    "Refuse a clip that learns more of one example than its larger noise leaves room for."
+    g = torch.Generator().manual_seed(2)
+    norms = 10**(4*torch.rand(l, 50, generator=g) - 2)
+    for length in (1e-6, 1e6):
+        norms[:, 0] = length
+        with_it = _updated(clip, norms, seed=0, times=1)
+        without = _updated(clip, norms[:, 1:], seed=0, times=1)
+        if not _unlike(with_it, without):
+            continue
+        old = _draws(clip, norms, seeds)
+        new = _draws(clip, norms[:, 1:], seeds)
+        for name in sorted(old.keys() & new.keys()):
+            shift = _shift(old[name], new[name])
+            if not shift <= 1.5*room:
+                raise ValueError(f"{clip} learns {name} with too little noise: one example moves "
+                                 f"it by {shift:.3g} standard deviations, its std(sigma) leaves "
+                                 f"room for {room:.3g}. Use AdaptiveClip, whose std pays")
+
+
+def _draws(clip, norms, seeds):
+    "States after one update with many generators: name -> (seeds,m)."
+    states = [_updated(clip, norms, seed, times=1) for seed in range(seeds)]
+    always = set.intersection(*map(set, states))
+    return {name: torch.stack([state[name] for state in states]) for name in always}
+
 # %% ../nbs/workshop/guards.ipynb #90597a03
+_ALONE = threading.Lock()
+
+
+@contextmanager
+def _one_thread(few=True):
+    "For a moment: one thread, where the numbers are few."
+    # Threads that wait for each other on a busy machine cost more than a few rows. torch keeps the
+    # number per thread, but new threads inherit it: so one proof at a time
+    with _ALONE:
+        usual = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1 if few else usual)
+            yield
+        finally:
+            torch.set_num_threads(usual)
+
+# %% ../nbs/workshop/guards.ipynb #85370904
 def refuse_unbounded(
     clip,         # norms (l,b) -> factors (l,b), with `sensitivity` and `std`
     sigma:float,  # noise multiplier of the plan
@@ -55,7 +205,7 @@ def refuse_unbounded(
     "Refuse a clip whose noise does not cover what it lets through, tried on 600 sets of norms."
     # ValueError. An example moves tensor l by c_l; noise std_l has multiplier sigma if
     # the length of c/std is at most 1/sigma
-    if not callable(clip):
+    if not callable(clip) or not hasattr(clip, "std") or not hasattr(clip, "update"):
         raise ValueError(f"{clip!r} is no clip: pass FlatClip({clip!r}), or another object that "
                          "turns norms into factors")
     g = torch.Generator().manual_seed(0)
@@ -75,56 +225,55 @@ def refuse_unbounded(
         raise ValueError(f"{clip} promises sensitivity {clip.sensitivity:.6g}, "
                          f"std {clip.std(sigma)} for {sigma=}, but lets {worst:.6g} through, "
                          f"{shown:.4g} times too much: repair it")
+    if sigma:
+        with _one_thread():
+            _refuse_unpaid(clip, l, room=(1 - min(1., shown)**2)**.5/sigma)
 
-# %% ../nbs/workshop/guards.ipynb #fb860f56
-def _state(clip):
-    "Everything about a clip that could have learnt, as flat tensors."
-    state = dict(vars(clip))
-    state["sensitivity"] = clip.sensitivity
-    plain = {}
-    for name, value in state.items():
-        if isinstance(value, (int, float, torch.Tensor)):
-            plain[name] = torch.as_tensor(value, dtype=torch.float64).flatten()
-    return plain
+# %% ../nbs/workshop/guards.ipynb #e0d4d0c4
+def _odd_norms(l, b, column, generator):
+    "Norms (l,b), and others that share one column with them."
+    norms, other = 10**(4*torch.rand(2, l, b, generator=generator) - 2)
+    endless = other.clone()
+    endless[:, ::2] = torch.inf
+    shorter = 1e-4*other
+    longer = 1e5*other
+    for others in (other, shorter, longer, endless):
+        others[:, column] = norms[:, column]
+        yield norms, others
 
 
-def _updated(clip, norms, seed):
-    "The state of a copy after one update."
-    twin = copy.deepcopy(clip)
-    for _ in range(2):  # some learn at the second update only
-        twin.update(norms, torch.Generator(norms.device).manual_seed(seed))
-    return _state(twin)
+def _try_column(clip, norms, other, column):
+    "Refuse a clip in which a factor moves with other columns."
+    own = slice(column, column + 1)
+    usual = copy.deepcopy(clip)(norms)[:, own]
+    beside_others = copy.deepcopy(clip)(other)[:, own]
+    alone = copy.deepcopy(clip)(norms[:, own])
+    for factors in (beside_others, alone):
+        if not torch.allclose(usual, factors, 1e-4, 1e-7):
+            raise ValueError(f"{clip} mixes examples: one's factor moves when another's norm does. "
+                             "Compute each column of the factors from that column of the norms "
+                             "alone")
 
-# %% ../nbs/workshop/guards.ipynb #9745e226
+# %% ../nbs/workshop/guards.ipynb #5780c8ff
 def refuse_mixed_clip(
     clip,              # as for `refuse_unbounded`
     l:int,             # parameter tensors
     device="cpu",
     noised:bool=True,  # False: a plan without noise promises nothing, and its clip may learn openly
+    largest:int=4,     # examples that it gets at a time
 ):
     "Refuse a clip in which one example's norm acts on another, or that learns from norms unnoised."
     # ValueError
     g = torch.Generator().manual_seed(1)
-    norms, other = 10**(4*torch.rand(2, l, 200, generator=g) - 2).to(device)
-    other[:, 1] = norms[:, 1]
-    usual = copy.deepcopy(clip)(norms)[:, 1]
-    beside_others = copy.deepcopy(clip)(other)[:, 1]
-    alone = copy.deepcopy(clip)(norms[:, 1:2])[:, 0]
-    same = torch.allclose(usual, beside_others, 1e-4, 1e-7)
-    if not same or not torch.allclose(usual, alone, 1e-4, 1e-7):
-        raise ValueError(f"{clip} mixes examples: one's factor moves when another's norm does. "
-                         "Compute each column of the factors from that column of the norms alone")
-    if not noised:
-        return
-    usual = _updated(clip, norms, seed=0)
-    shorter = _updated(clip, .01*other[:, :3], seed=0)
-    redrawn = _updated(clip, norms, seed=1)
-    for name in usual:
-        moves = not torch.equal(usual[name], shorter[name])
-        noised = not torch.equal(usual[name], redrawn[name])
-        if moves and not noised:
-            raise ValueError(f"{clip} learns {name} from the norms without noise: draw some from "
-                             "the generator of `update`, and pay for it, as AdaptiveClip does")
+    sizes = {2, 3, 4, 7, 8, 60, 127, 200, max(2, min(largest, 4096))}
+    for i, b in enumerate(sorted(sizes)):
+        places = (0, 1, b - 1)
+        column = places[i % 3]
+        for norms, other in _odd_norms(l, b, column, g):
+            _try_column(clip, norms.to(device), other.to(device), column)
+    if noised:
+        norms, other = 10**(4*torch.rand(2, l, 200, generator=g) - 2).to(device)
+        _refuse_open_learning(clip, norms, other)
 
 # %% ../nbs/workshop/guards.ipynb #fb17b823
 def model_input(
@@ -136,23 +285,52 @@ def model_input(
     x = data.normalize(tree_map(lambda v: v.to(like.device), x))
     return tree_map(lambda v: v.to(like.dtype) if v.is_floating_point() else v, x)
 
+# %% ../nbs/workshop/guards.ipynb #356fffd7
+_USUAL, _TINY, _HUGE = (1., .3, .1), (.01,), (30., 1e4)  # sizes of made-up rows, in turns
 
-_SCALES = (1., .3, .1)  # of made-up rows, in turns
 
-
-def _raw_rows(data, b, seed):
+def _raw_rows(data, b, seed, scales=_USUAL):
     "Made-up raw rows of unequal size."
     g = torch.Generator().manual_seed(seed)
-    each = -(-b//len(_SCALES))
-    parts = [data.made_up(each, g, scale) for scale in _SCALES]
-    everybody = torch.arange(each*len(_SCALES))
+    each = -(-b//len(scales))
+    parts = [data.made_up(each, g, scale) for scale in scales]
+    everybody = torch.arange(each*len(scales))
     in_turns = everybody.view(-1, each).T.flatten()[:b]
     x, y = zip(*parts)
-    return take(_cat(*x), in_turns), take(_cat(*y), in_turns)
+    x = take(_cat(*x), in_turns)
+    y = take(_cat(*y), in_turns)
+    return x, y
 
 
 def _cat(*trees):
     return tree_map(lambda *v: torch.cat(v), *trees)
+
+# %% ../nbs/workshop/guards.ipynb #ed963142
+def _words(tree):
+    "Shapes and types of a tree."
+    if isinstance(tree, Views):
+        return f"Views({_words(tree.tree)})"
+    if isinstance(tree, dict):
+        parts = [f"{key!r}: {_words(v)}" for key, v in tree.items()]
+        return "{" + ", ".join(parts) + "}"
+    if isinstance(tree, (tuple, list)):
+        parts = map(_words, tree)
+        return "(" + ", ".join(parts) + ")"
+    if not isinstance(tree, torch.Tensor):
+        return type(tree).__name__
+    return f"{tuple(tree.shape)} {str(tree.dtype).removeprefix('torch.')}"
+
+
+def _try_out(who, advice, f, *args):
+    "Call what a user passed, and say in the user's words where it fails."
+    try:
+        return f(*args)
+    except Exception as error:
+        shown = [a for a in args if not isinstance(a, torch.Generator)]
+        given = " and ".join(map(_words, shown))
+        lines = str(error).strip().splitlines() or [""]
+        what = f"{type(error).__name__}: {lines[0][:200]}"
+        raise ValueError(f"{who} fails on made-up rows {given}: {what}. {advice}") from error
 
 
 def _keep_row(tree, other, row):
@@ -167,10 +345,10 @@ def _keep_row(tree, other, row):
 def _same_row(a, b, row, tol=1e-5):
     "Is one row the same in two trees?"
     for v, w in zip(leaves(a), leaves(b), strict=True):
+        if v.shape[1:] != w.shape[1:]:
+            return False
         v = v[row].double()
         w = w[row].double()
-        if v.shape != w.shape:
-            return False
         if not torch.allclose(v, w, tol, tol, equal_nan=True):
             return False
     return True
@@ -185,39 +363,56 @@ def refuse_mixed_rows(
     "Refuse a normalization or an augmentation in which one example changes another."
     # ValueError
     like = next(iter(trainable(model).values()))
-    sizes = [4]*6 + [most]*(most > 4)  # more than once: labels and draws may agree by chance
+    sizes = [4]*6 + [7, 8] + [most]*(most > 8)  # 4: often, labels and draws may agree by chance
     for seed, b in enumerate(sizes, 1):
         row = seed % 4  # a large one, too
         rows = _raw_rows(data, b, 0)
-        others = [_keep_row(*trees, row) for trees in zip(rows, _raw_rows(data, b, seed))]
-        _try_normalize(data, rows[0], others[0], like, row)
-        if augment is not None:
-            _try_augment(data, augment, rows, others, like, row, seed)
+        for scales in (_USUAL, _TINY, _HUGE):
+            strange = _raw_rows(data, b, seed, scales)
+            others = [_keep_row(*trees, row) for trees in zip(rows, strange)]
+            _try_normalize(data, rows[0], others[0], like, row)
+            if augment is not None:
+                _try_augment(data, augment, rows, others, like, row, seed)
 
 # %% ../nbs/workshop/guards.ipynb #6e2c041a
 def _try_normalize(data, x, other, like, row):
     "Refuse a normalization by which a row feels the others."
     own = slice(row, row + 1)
-    alone = model_input(data, take(x, own), like)
-    x, other = (model_input(data, rows, like) for rows in (x, other))
+    advice = "It gets raw rows (b,...)"
+    for_model = partial(model_input, data, like=like)
+    x, other, alone = (_try_out("normalize", advice, for_model, rows)
+                       for rows in (x, other, take(x, own)))
     if not _same_row(x, other, row) or not _same_row(take(x, own), alone, 0):
         raise ValueError("normalize mixes examples: one row comes out differently beside other "
                          "rows. Use public constants (mean, std, a range), or the row's own")
 
-
+# %% ../nbs/workshop/guards.ipynb #a73d627f
 def _augmented(data, augment, rows, like, seed):
     "Normalized and augmented rows."
     x, y = rows
+    x = _try_out("normalize", "It gets raw rows (b,...)", partial(model_input, data, like=like), x)
     y = tree_map(lambda v: v.to(like.device), y)
-    return augment(model_input(data, x, like), y, torch.Generator(like.device).manual_seed(seed))
+    if augment is None:
+        return x, y
+    generator = torch.Generator(like.device).manual_seed(seed)
+    made = _try_out("augment", "It gets (x, y, generator) and returns (x, y)", augment, x, y,
+                    generator)
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise ValueError(f"augment returned {_words(made)}: return (x, y)")
+    if any(_rows(leaf) != count(y) for leaf in leaves(made)):
+        raise ValueError(f"augment returned {_words(made)}: it must return (x, y) with as many "
+                         "rows as it got; several views of an example are Views")
+    return made
+
+
+def _rows(leaf):
+    "How many rows a tensor has; None if it has none, or is none."
+    return len(leaf) if isinstance(leaf, torch.Tensor) and leaf.dim() else None
 
 
 def _try_augment(data, augment, rows, others, like, row, seed):
     "Refuse an augmentation by which a row feels the others."
     first, second = (_augmented(data, augment, part, like, seed) for part in (rows, others))
-    if {len(leaf) for leaf in leaves(first)} != {count(rows)}:
-        raise ValueError("augment must return (x, y) with as many rows as it got; several views "
-                         "of an example are Views")
     if not _same_row(first, second, row):
         raise ValueError("augment mixes examples: one row comes out differently beside other rows; "
                          "no mixup, no statistics of the batch")
@@ -243,12 +438,35 @@ def refuse_known(
                              "run's seed, so it could not be resumed: remove it or set p=0; the "
                              "noise regularizes enough")
 
+# %% ../nbs/workshop/guards.ipynb #d6ef0b28
+def check_model(
+    model,
+):
+    "Refuse what cannot be trained at all."
+    # ValueError
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is a {type(model).__name__}: pass an nn.Module")
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p) or p.is_meta:
+            raise ValueError(f"parameter {name} has no values yet: call the model once on a batch, "
+                             "or load its weights, before you train it")
+    params = trainable(model)
+    if not params:
+        raise ValueError("the model has no trainable parameter: set requires_grad where it shall "
+                         "learn")
+    devices = sorted({str(p.device) for p in params.values()})
+    if len(devices) > 1:
+        raise ValueError(f"the model is on {', '.join(devices)}: move it to one device")
+    for name, p in params.items():
+        if not p.is_floating_point():
+            raise ValueError(f"parameter {name} is {p.dtype}: only real numbers are clipped")
 
-def _shaken(model, dtype, by=.05):
+# %% ../nbs/workshop/guards.ipynb #37e40e57
+def _shaken(model, dtype=None, by=.05):
     "A copy in train mode, in another precision, with slightly other parameters."
     # ValueError: it cannot be copied
     try:
-        twin = copy.deepcopy(model).train().to(dtype)
+        twin = copy.deepcopy(model).train().to(dtype=dtype)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"the model cannot be copied, to be tried on made-up rows ({error}): keep "
                          "no computed tensors in it; torch.nn.utils.parametrizations computes "
@@ -274,7 +492,7 @@ class _Trace:
     "What one pass through a model showed."
     calls:list    # `_Call`s, in the order in which they ended
     output:list   # tensors
-    buffers:dict  # name -> tensor, after the pass
+    state:dict    # name -> tensor: parameters and buffers after the pass
     dims:set      # every dimension of every tensor
     b:int         # examples
     k:int         # views of each
@@ -293,36 +511,63 @@ def _tensors(tree):
     return [v for t in tree for v in _tensors(t)] if isinstance(tree, (tuple, list)) else []
 
 # %% ../nbs/workshop/guards.ipynb #fc61f5cf
-def _traced(model, x):
-    "Send rows, or `Views` of them, through a copy of the model and watch every module."
-    model = copy.deepcopy(model)
+def _traced(model, x, rowwise=None, watch=True):
+    "Send rows, or `Views` of them, through a model; watch every module, or only its shapes."
     rows, _, b, k = flatten_views(x, x)
     trace = _Trace([], [], {}, set(), b, k)
 
     def watched(tree):
-        kept = []
-        for v in _tensors(tree):
-            trace.dims.update(v.shape)
-            if v.dim() and len(v) == b*k:
-                kept.append(v.detach().clone())
-        return kept
+        own = [v for v in _tensors(tree) if _rows(v) == b*k]
+        return [v.detach().clone() for v in own]
 
     def note(path, module, args, kwargs, result):
-        trace.calls.append(_Call(path, watched((args, kwargs)), watched(result)))
+        for v in _tensors((args, kwargs, result)):
+            trace.dims.update(v.shape)
+        if watch:
+            trace.calls.append(_Call(path, watched((args, kwargs)), watched(result)))
 
-    for path, m in model.named_modules():
-        m.register_forward_hook(partial(note, path), with_kwargs=True)
-    with torch.no_grad():
-        trace.output = watched(call_model(model, rows))
-    trace.buffers = {n: v.detach().double().clone() for n, v in model.named_buffers()}
+    hooks = [m.register_forward_hook(partial(note, path), with_kwargs=True)
+             for path, m in model.named_modules()]
+    try:
+        with torch.no_grad():
+            output = call_model(model, rows)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    trace.output = watched(output) if rowwise is None else _chosen_rows(output, rowwise, b*k)
+    trace.state = _kept_by(model)
     return trace
+
+# %% ../nbs/workshop/guards.ipynb #721b688c
+def _chosen_rows(output, rowwise, rows):
+    "The tensors of a model's output that are known to have one row per example and view."
+    known = []
+    for v, yes in zip(_tensors(output), rowwise):
+        if yes and _rows(v) == rows:
+            known.append(v.detach().clone())
+    return known
+
+
+def _kept_by(model):
+    "Copies of all that a model keeps for later: parameters, buffers, extra state."
+    kept = {}
+    for name, v in (*model.named_parameters(), *model.named_buffers()):
+        kept[name] = v.detach().clone()
+    for path, m in model.named_modules():
+        if type(m).get_extra_state is nn.Module.get_extra_state:
+            continue
+        for i, v in enumerate(_numbers(m.get_extra_state())):
+            kept[f"{path}.extra_state{i}".lstrip(".")] = v.clone()
+    return kept
 
 
 def _moved(old, new, rows):
     "Did tensors change in some of their rows?"
-    if [v.shape for v in old] != [v.shape for v in new]:
+    if len(old) != len(new):
         return True
     for v, w in zip(old, new):
+        if v.shape != w.shape:
+            return True
         v = v[rows].double()
         w = w[rows].double()
         if not torch.allclose(v, w, 1e-4, 1e-6, equal_nan=True):
@@ -340,39 +585,54 @@ def _first_moved(old, new, example):
     return ""
 
 
-def _moved_buffer(old, new):
-    "Path of the first module with a buffer that differs, or None."
-    for name, v in old.buffers.items():
-        if not torch.allclose(v, new.buffers[name], 1e-4, 1e-6, equal_nan=True):
+def _moved_state(old, new):
+    "Path of the first module that keeps something else, or None."
+    for name, v in old.state.items():
+        w = new.state.get(name)
+        if w is None or _moved([v[None]], [w[None]], [0]):
             return name.rpartition(".")[0]
 
 # %% ../nbs/workshop/guards.ipynb #0c0a4d80
-@torch.no_grad()
-def _used(model, x):
-    "A copy of the model that has seen a batch."
-    model = copy.deepcopy(model)
-    call_model(model, flatten_views(x, x)[0])
-    return model
+def _refuse_moved(model, old, new, example, why):
+    "Refuse a model of which two passes differ for an example, or in what it keeps."
+    at = _moved_state(old, new)
+    if at is not None:
+        why = "keeps statistics of the examples"
+    elif _moved(old.output, new.output, old.rows(example)):
+        at = _first_moved(old, new, example)
+    if at is not None:
+        raise ValueError(f"{_name(model, at)} {why}: an example's output must depend on it "
+                         "alone, as with nn.GroupNorm or nn.LayerNorm")
 
 
-def _compare_passes(model, x, other):
-    "The trace of `x`, unless example 1 or a buffer shows that the others' rows matter."
+def _compare_passes(model, x, other, example=1, rowwise=None, watch=False):
+    "The trace of `x`, unless an example or a buffer shows that the others' rows matter."
     devices = [x.device for x in leaves(x)[:1] if x.is_cuda]
+    usual, strange = copy.deepcopy(model), copy.deepcopy(model)
+    trace = partial(_traced, rowwise=rowwise, watch=watch)
     with torch.random.fork_rng(devices):
-        first, again, replaced = (_traced(model, rows) for rows in (x, x, other))
-        later, strange = (_traced(_used(model, rows), x) for rows in (x, other))
-    for old, new, why in ((first, again, "draws random numbers"),
-                          (first, replaced, "mixes examples"),
-                          (later, strange, "remembers examples of an earlier batch")):
-        at = _moved_buffer(old, new)
-        if at is not None:
-            why = "keeps statistics of the examples"
-        elif _moved(old.output, new.output, old.rows(1)):
-            at = _first_moved(old, new, 1)
-        if at is not None:
-            raise ValueError(f"{_name(model, at)} {why}: an example's output must depend on it "
-                             "alone, as with nn.GroupNorm or nn.LayerNorm")
+        first, later = trace(usual, x), trace(usual, x)
+        replaced, after_others = trace(strange, other), trace(strange, x)
+        evaluated = trace(usual.eval(), x)
+        after_evaluated = trace(strange.eval(), x)
+        remembers = "remembers examples of an earlier batch"
+        pairs = [(first, replaced, "mixes examples"),
+                 (later, after_others, remembers),
+                 (evaluated, after_evaluated, f"{remembers} in eval mode")]
+        if _moved(first.output, later.output, first.rows(example)):  # it counts, or it draws
+            again = trace(copy.deepcopy(model), x)
+            pairs.insert(0, (first, again, "draws random numbers"))
+        for old, new, why in pairs:
+            if not watch and _differ(old, new, example):  # once more, to see where it begins
+                return _compare_passes(model, x, other, example, rowwise, watch=True)
+            _refuse_moved(model, old, new, example, why)
     return first
+
+
+def _differ(old, new, example):
+    "Do two passes differ for an example, or in what the model keeps?"
+    kept_another = _moved_state(old, new) is not None
+    return kept_another or _moved(old.output, new.output, old.rows(example))
 
 # %% ../nbs/workshop/guards.ipynb #f9fbfcf6
 def refuse_mixing(
@@ -383,17 +643,23 @@ def refuse_mixing(
     "Refuse a model in which the second example feels that the others are replaced."
     # ValueError names the module
     refuse_known(model)
-    like = next(model.parameters())
-    _compare_passes(_shaken(model, like.dtype), x, other)
+    _compare_passes(_shaken(model), x, other)
 
 # %% ../nbs/workshop/guards.ipynb #14d4a83e
+def _losses(loss_fn, output, y):
+    "One loss per row of outputs that want a gradient, and these outputs."
+    output = tree_map(lambda v: v.detach().clone().requires_grad_(v.is_floating_point()), output)
+    with torch.enable_grad():
+        return losses_of(loss_fn, output, y, count(output)), output
+
+
 def _losses_and_slopes(loss_fn, output, y):
     "The losses (b,), and the gradient of their sum with respect to every output."
-    output = tree_map(lambda v: v.detach().clone().requires_grad_(v.is_floating_point()), output)
+    losses, output = _losses(loss_fn, output, y)
     wanted = [v for v in leaves(output) if v.requires_grad]
-    with torch.enable_grad():
-        losses = losses_of(loss_fn, output, y, count(output))
-        slopes = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
+    if not losses.requires_grad:
+        return losses, [torch.zeros_like(v) for v in wanted]
+    slopes = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
     return losses.detach(), slopes
 
 
@@ -405,7 +671,7 @@ def _close_together(values, truth, tol):
             return False
     return True
 
-
+# %% ../nbs/workshop/guards.ipynb #d131976c
 def refuse_mixed_loss(
     loss_fn,  # (output, y) -> (b,)
     output,   # of a model, b > 1
@@ -426,7 +692,58 @@ def refuse_mixed_loss(
                              "other rows. Compute it from the row's own output and label; do the "
                              f"shapes fit ({shapes})?")
 
+# %% ../nbs/workshop/guards.ipynb #6007a375
+def refuse_parameters_in_loss(
+    loss_fn,  # (output, y) -> (b,)
+    output,   # of a model
+    y,        # labels
+    model,    # the one that is to be trained
+):
+    "Refuse a loss that reads parameters past the model, as weight decay inside the loss does."
+    # ValueError names one. No engine sees that part of an example's gradient
+    losses, _ = _losses(loss_fn, output, y)
+    params = trainable(model)
+    if not losses.requires_grad:
+        return
+    slopes = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
+    for name, slope in zip(params, slopes):
+        if slope is not None:
+            raise ValueError(f"loss_fn uses parameter {name} itself: a loss sees outputs and "
+                             "labels only; weight decay belongs to the optimizer, "
+                             "partial(SGD, lr=..., weight_decay=...)")
+
 # %% ../nbs/workshop/guards.ipynb #f733fa53
+def _of_classes(loss_fn, output):
+    "Is this a cross-entropy of tensors, and which label does it ignore?"
+    known = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
+    function = getattr(loss_fn, "func", loss_fn)
+    keywords = getattr(loss_fn, "keywords", {})
+    ignored = keywords.get("ignore_index", getattr(loss_fn, "ignore_index", -100))
+    if function not in known and type(function) not in known:
+        return False, ignored
+    return isinstance(output, torch.Tensor) and output.dim() > 1, ignored
+
+
+def check_label_kind(
+    loss_fn,  # only cross-entropy is checked
+    output,   # of the model (b,classes,...)
+    y,        # as the loss gets them
+):
+    "Refuse labels of a type or shape that cross-entropy does not take."
+    # ValueError
+    known, _ = _of_classes(loss_fn, output)
+    if not known or not isinstance(y, torch.Tensor):
+        return
+    probabilities = y.is_floating_point() and y.shape == output.shape
+    whole = not y.is_floating_point() and y.dtype != torch.bool
+    if probabilities or whole and y.shape[1:] == output.shape[2:]:
+        return
+    places = "".join(f",{size}" for size in output.shape[2:]) or ","
+    raise ValueError(f"labels are {_words(y)} beside outputs {_words(output)}: cross-entropy takes "
+                     f"whole numbers of shape (n{places}): pass y.long(), without further "
+                     "dimensions, or another loss_fn")
+
+# %% ../nbs/workshop/guards.ipynb #8017a04d
 def check_labels(
     data,     # `Examples`
     loss_fn,  # only cross-entropy is checked
@@ -434,11 +751,11 @@ def check_labels(
 ):
     "Refuse labels that the model has no output for."
     # ValueError
-    function = getattr(loss_fn, "func", loss_fn)
+    known, ignored = _of_classes(loss_fn, output)
     labels = data.train_y
-    if function not in (F.cross_entropy, F.nll_loss) or not isinstance(output, torch.Tensor):
-        return
-    if labels is None or isinstance(labels, (dict, tuple, list)) or output.dim() < 2:
+    if labels is None:  # of a Dataset: the items that were looked at
+        labels = data._seen[2] if not data.probe else None
+    if not known or labels is None or isinstance(labels, (dict, tuple, list)):
         return
     if not isinstance(labels, torch.Tensor):
         labels = np.asarray(labels[np.arange(len(labels))])  # of a memmap, or chosen rows
@@ -446,7 +763,6 @@ def check_labels(
     if labels.is_floating_point():
         return
     labels = labels.long()
-    ignored = getattr(loss_fn, "keywords", {}).get("ignore_index", -100)
     bad = labels[((labels < 0) | (labels >= output.shape[1])) & (labels != ignored)]
     if len(bad):
         raise ValueError(f"label {bad.flatten()[0].item()} is out of range: the model has "
@@ -462,22 +778,23 @@ class _Stage:
     augment:object  # or None
     like:object     # a parameter of the real model: device and precision of the rows
     dtype:object    # precision of the copy
+    rowwise:tuple=()  # which tensors of the output have one row per example
+    whole:bool=False  # whether all have
 
     @property
     def tol(self):
         "Largest relative difference that is rounding."
         return 1e-5 if self.dtype == torch.float64 else 3e-2
 
+    def cast(self, tree):
+        "Its floats in the precision of the copy."
+        return tree_map(lambda v: v.to(self.dtype) if v.is_floating_point() else v, tree)
+
     def rows(self, b, seed):
         "Rows and labels as the engine takes them."
-        augment = self.augment or (lambda x, y, generator: (x, y))
         raw = _raw_rows(self.data, b, seed)
-        ready = _augmented(self.data, augment, raw, self.like, seed)
-
-        def cast(v):
-            return v.to(self.dtype) if v.is_floating_point() else v
-
-        return [tree_map(cast, tree) for tree in ready]
+        ready = _augmented(self.data, self.augment, raw, self.like, seed)
+        return [self.cast(tree) for tree in ready]
 
     def alone(self, x, y):
         "Gradient and norms (l,1) of each row by itself, the slow way."
@@ -490,13 +807,15 @@ _FACTORS = (.7, 1., .4, .9)  # what the chosen examples are multiplied with
 
 
 class _Pick:
-    "A clip that lets the chosen rows through, and nobody else."
+    "A clip that lets the chosen rows through, and nobody else, and remembers what it was asked."
     def __init__(self, factors):
         self.factors, self.at = factors, 0  # (b,), and how many columns have been asked for
+        self.asked = []
 
     def __call__(self, norms):
         columns = torch.arange(self.at, self.at + norms.shape[1]) % len(self.factors)
         self.at += norms.shape[1]  # the loop asks for one column at a time
+        self.asked.append(norms.detach().clone())
         return self.factors[columns].to(norms).expand_as(norms)
 
 # %% ../nbs/workshop/guards.ipynb #811b8a1d
@@ -513,13 +832,16 @@ def _mixed_batch(stage, chosen, m, b, seed):
     return take(x, index), take(y, index), where
 
 
-def _gaps(grads, norms, alone, factors, at):
-    "Relative distances of norms and weighted sum from the truth."
+def _gaps(grads, norms, asked, alone, factors, at):
+    "Relative distances of norms, returned or asked about, and weighted sum from the truth."
     truth = torch.cat([own for _, own in alone], 1)   # (l,m)
     lengths = torch.linalg.vector_norm(truth, dim=0)  # (m,)
-    off = torch.linalg.vector_norm(norms[:, at] - truth, dim=0)
     at_least = (1e-6*lengths.max()).clamp(min=1e-9)  # a gradient may be nothing but zeros
-    off_norm = (off/lengths.clamp(min=at_least)).max()
+    off_norm = 0.
+    for said in (norms, asked):
+        off = torch.linalg.vector_norm(said[:, at] - truth, dim=0)
+        relative = off/lengths.clamp(min=at_least)
+        off_norm = max(off_norm, relative.nan_to_num(torch.inf).max().item())
 
     squares = []
     for name, g in grads.items():
@@ -528,12 +850,13 @@ def _gaps(grads, norms, alone, factors, at):
         squares.append(g.double().square().sum())
     longest = (lengths*torch.tensor(factors).to(lengths)).sum()
     off_sum = sum(squares).sqrt()/longest.clamp(min=at_least)
-    return off_norm.item(), off_sum.item()
+    return off_norm, off_sum.item()
 
 # %% ../nbs/workshop/guards.ipynb #e149d1de
 def _find_stranger(model, x, other, example):
     "A sentence about the first layer that takes something else for the examples, or ''."
-    before, after = _traced(model, x), _traced(model, _keep_rest(x, other, example))
+    before = _traced(copy.deepcopy(model), x)
+    after = _traced(copy.deepcopy(model), _keep_rest(x, other, example))
     own = set(before.rows(example))
     blind = ""
     for old, new in zip(before.calls, after.calls):
@@ -556,26 +879,51 @@ def _keep_rest(x, other, row):
     return _keep_row(other, x, row)
 
 # %% ../nbs/workshop/guards.ipynb #929a5696
-def _check_answer(who, grads, norms, names, b):
+def _check_answer(who, grads, norms, asked, names):
     "Refuse what no engine may return."
-    got, shape = tuple(norms.shape), (len(names), b)
+    b = asked.shape[1]
+    got = tuple(norms.shape)
+    shape = (len(names), b)
     if sorted(grads) != sorted(names) or got != shape:
         raise ValueError(f"{who} returned {len(grads)} sums and norms {got} at a batch of {b}: "
                          f"return a sum per trainable parameter, and norms {shape}")
 
+# %% ../nbs/workshop/guards.ipynb #9575d731
+def _ask(engine, who, stage, x, y, clip, b):
+    "What an engine answers: sums, norms, and the norms (l,b) that it asked the clip about."
+    before = [p.detach().clone() for p in stage.model.parameters()]
+    try:
+        grads, norms = engine(stage.model, stage.loss_fn, x, y, clip)
+    except (TypeError, AttributeError, IndexError, KeyError) as error:
+        raise ValueError(f"{who} fails on a batch of {b} made-up rows: {type(error).__name__}: "
+                         f"{error}. An engine is (model, loss_fn, x, y, clip) -> (sums, norms)"
+                         ) from error
+    if not all(map(torch.equal, before, stage.model.parameters())):
+        raise ValueError(f"{who} changes parameters of the model: return the sums, and leave the "
+                         "update to the optimizer, which sees the noised ones")
+    asked = norms.new_zeros(len(norms), 0)
+    if clip.asked:
+        asked = torch.cat(clip.asked, 1)
+    if asked.shape[1] < b:
+        raise ValueError(f"{who} asked its clip about {asked.shape[1]} of {b} examples: every "
+                         "gradient must be multiplied with the clip's factor")
+    return grads, norms, asked[:, -b:]
 
+# %% ../nbs/workshop/guards.ipynb #f99ec194
 def _prove_at(engine, stage, chosen, alone, b, seed):
     "Compare engine and truth at one batch size."
     m = min(len(alone), max(1, b - 1))
+    alone = alone[:m]
+    chosen_factors = _FACTORS[:m]
     x, y, at = _mixed_batch(stage, chosen, m, b, seed)
     factors = torch.zeros(b, dtype=torch.float64)
-    factors[at] = torch.tensor(_FACTORS[:m], dtype=torch.float64)
+    factors[at] = torch.tensor(chosen_factors, dtype=torch.float64)
     clip = _Pick(factors.to(stage.like.device))
     who = getattr(engine, "__name__", type(engine).__name__)
 
-    grads, norms = engine(stage.model, stage.loss_fn, x, y, clip)
-    _check_answer(who, grads, norms, list(trainable(stage.model)), b)
-    off_norm, off_sum = _gaps(grads, norms, alone[:m], _FACTORS[:m], at)
+    grads, norms, asked = _ask(engine, who, stage, x, y, clip, b)
+    _check_answer(who, grads, norms, asked, list(trainable(stage.model)))
+    off_norm, off_sum = _gaps(grads, norms, asked, alone, chosen_factors, at)
     if off_norm <= stage.tol and off_sum <= stage.tol:
         return
 
@@ -589,10 +937,10 @@ def _prove_at(engine, stage, chosen, alone, b, seed):
 # %% ../nbs/workshop/guards.ipynb #f9072465
 def _chosen(stage, seed):
     "Four rows, fewer if one takes long, and the truth about them."
-    clock = time.perf_counter()
+    clock = time.thread_time()
     chosen = stage.rows(4, seed)
     alone = stage.alone(*(take(tree, slice(1)) for tree in chosen))
-    m = 4 if time.perf_counter() - clock < .1 else 2
+    m = 4 if time.thread_time() - clock < .1 else 2
     alone += stage.alone(*(take(tree, slice(1, m)) for tree in chosen))
     if not all(norms.isfinite().all() for _, norms in alone):
         raise ValueError("made-up rows give NaN or infinite gradients, so nothing can be proved "
@@ -603,15 +951,19 @@ def _chosen(stage, seed):
 
 def _any_slope(output, y):
     "A loss (b,) that every number of the output moves."
-    rows = [v.reshape(len(v), -1) for v in _tensors(output) if v.dim() and v.is_floating_point()]
-    return sum((v.square() + v).sum(1) for v in rows if len(v) == count(y))
+    total = 0.
+    for v in _tensors(output):
+        if v.is_floating_point() and _rows(v) == count(y):
+            v = v.reshape(len(v), -1)
+            total = total + (v.square() + v).sum(1)
+    return total
 
 
 def _flat(alone):
     return not any(norms.any() for _, norms in alone)
 
 # %% ../nbs/workshop/guards.ipynb #e63a2937
-def _prove_engine(engine, stage, dims, budget, began, largest):
+def _prove_engine(engine, dims, budget, began, largest, stage):
     "Compare engine and truth at all sizes that there is time for."
     chosen, alone = _chosen(stage, seed=2)
     if _flat(alone):  # that zeros are zeros proves little: take another loss beside
@@ -623,10 +975,10 @@ def _prove_engine(engine, stage, dims, budget, began, largest):
                          "them: pass Examples(..., probe=f), where f(b, generator) makes usable "
                          "raw (x, y)")
     tried = []
-    clock = time.perf_counter()
-    more = sorted(d for d in dims if 1 < d <= 64 and d not in (3, 4))
+    clock = time.thread_time()
+    more = sorted(d for d in {*dims, 7, 8} if 1 < d <= 64 and d not in (3, 4))
     for b in (3, 4, *more, *[largest]*(largest > max(4, *more, 0))):
-        now = time.perf_counter()
+        now = time.thread_time()
         expected = b*(now - clock)/max(1, sum(tried))  # seconds
         if len(tried) >= 2 and now - began + expected > budget:
             break
@@ -635,42 +987,196 @@ def _prove_engine(engine, stage, dims, budget, began, largest):
     return tuple(tried)
 
 # %% ../nbs/workshop/guards.ipynb #9b11580b
-def _one_per_row(output, rows):
-    "Can rows be taken from all of a model's output?"
-    return all(isinstance(v, torch.Tensor) and v.dim() and len(v) == rows for v in leaves(output))
-
-
-def _prove(engine, stage, budget, began, largest):
-    "All that is tried on one copy of the model."
-    x, y = stage.rows(4, 0)
-    other = _keep_row(x, stage.rows(4, 1)[0], 1)
-    trace = _compare_passes(stage.model, x, other)
-    rows, labels, _, _ = flatten_views(x, y)
+def _outputs(stage, rows):
+    "What a copy of the model says to rows, or why it says nothing."
+    twin = copy.deepcopy(stage.model)
+    arguments(twin, rows)
     with torch.no_grad():
-        output = call_model(stage.model, rows)
+        return _try_out("the model", "Do the shape and the type of a row fit its first layer? "
+                        "Whole numbers stay whole, as ids must", partial(call_model, twin), rows)
+
+
+def _rowwise(output, rows, one, k):
+    "Which tensors of the output have one row per example, at many examples and at one."
+    found = []
+    for v, w in zip(_tensors(output), _tensors(one)):
+        found.append(_rows(v) == rows and _rows(w) == k)
+    whole = len(found) == len(leaves(output))
+    return found, bool(found) and whole and all(found)
+
+# %% ../nbs/workshop/guards.ipynb #7ff208f4
+def _first_answer(stage, model):
+    "Rows, and what a copy of the model and the loss say to them; or what does not fit, in words."
+    x, y = stage.rows(4, 0)
+    rows, labels, b, k = flatten_views(x, y)
+    one_x = take(x, slice(1))
+    one_y = take(y, slice(1))
+    one, _, _, _ = flatten_views(one_x, one_y)
+    devices = [v.device for v in leaves(x)[:1] if v.is_cuda]
+    with torch.random.fork_rng(devices):
+        output = _outputs(stage, rows)
+        stage.rowwise, stage.whole = _rowwise(output, b*k, _outputs(stage, one), k)
+    check_label_kind(stage.loss_fn, output, labels)
     check_labels(stage.data, stage.loss_fn, output)
-    if _one_per_row(output, count(rows)):
-        refuse_mixed_loss(stage.loss_fn, output, labels, stage.tol)
-    if engine is loop_grad_sum:  # is the truth
-        return ()
-    dims = trace.dims | {d for v in leaves(rows) for d in v.shape[1:]}
-    return _prove_engine(engine, stage, dims, budget, began, largest)
+    losses = _try_out("loss_fn", "It gets the model's output and the labels, one row per example, "
+                      "and returns one loss per row", _copy_of(stage.loss_fn), output, labels)
+    losses_of(lambda output, y: losses, output, labels, b*k)
+    _try_all_labels(stage, output, labels)
+    if stage.whole:
+        refuse_parameters_in_loss(_copy_of(stage.loss_fn), output, labels, model)
+    return x, output, labels
+
+# %% ../nbs/workshop/guards.ipynb #09086b3d
+def _try_all_labels(stage, output, labels):
+    "Call the loss with every label that the data hold, where labels are whole numbers."
+    if stage.augment is not None or stage.data.probe or not stage.whole:
+        return
+    seen = stage.data._seen[2]
+    if not isinstance(labels, torch.Tensor) or not isinstance(seen, torch.Tensor):
+        return
+    if labels.is_floating_point() or len(seen) > 1000:
+        return
+    if labels.is_cuda:  # a label out of range would spoil the GPU's context
+        return
+    index = torch.arange(len(seen)) % len(labels)
+    every = take(labels, index)
+    every[:] = seen.to(labels).view(-1, *[1]*(labels.dim() - 1))
+    advice = (f"The labels go from {seen.min().item()} to {seen.max().item()}: does the model "
+              "have an output for each?")
+    _try_out("loss_fn", advice, _copy_of(stage.loss_fn), take(output, index), every)
+
+
+def _copy_of(f):
+    "A copy of a callable that keeps something, so that trying it out leaves no trace."
+    try:
+        return copy.deepcopy(f)
+    except (RuntimeError, TypeError):
+        return f
 
 # %% ../nbs/workshop/guards.ipynb #934580c6
-@contextmanager
-def _settings(dtype, one_thread):
-    "For a moment: tensors that a model makes have its precision, and a small model one thread."
-    # Threads that wait for each other on a busy machine cost more than a few rows
-    usual, threads = torch.get_default_dtype(), torch.get_num_threads()
+def _way(stage, raw, seed):
+    "What comes out at each station between raw rows and losses, as far as it has rows; views."
+    x = model_input(stage.data, raw[0], stage.like)
+    stations = {"normalize": leaves(x)}
+    x, y = _augmented(stage.data, stage.augment, raw, stage.like, seed)
+    stations["augment"] = leaves((x, y))
+    rows, labels, b, k = flatten_views(x, y)
+    with torch.no_grad():
+        output = call_model(stage.model, rows)
+    stations["the model"] = _chosen_rows(output, stage.rowwise, b*k)
+    if stage.whole:
+        losses, slopes = _losses_and_slopes(stage.loss_fn, output, labels)
+        stations["loss_fn"] = [losses, *slopes]
+    return stations, rows, k
+
+
+def _walk_twice(stages, b, scales, kept, seed):
+    "Refuse if an example feels that its neighbours are replaced."
+    raw = _raw_rows(stages[0].data, b, seed)
+    strange = _raw_rows(stages[0].data, b, seed + 1, scales)
+    others = [_keep_row(*trees, kept) for trees in zip(raw, strange)]
+    advice = "It did not with four rows"
+    usual, rows, k = _try_out("model or loss", advice, partial(_way, stages[0], seed=seed), raw)
     try:
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(1 if one_thread else threads)
-        yield
-    finally:
-        torch.set_default_dtype(usual)
-        torch.set_num_threads(threads)
+        replaced, other_rows, _ = _way(stages[1], others, seed)
+    except Exception:
+        if scales is _HUGE:  # too large for somebody: nothing learnt
+            return
+        raise
+    for who, old in usual.items():
+        own = [kept]
+        if who not in ("normalize", "augment"):
+            own = [kept + b*view for view in range(k)]
+        if not _moved(old, replaced[who], own):
+            continue
+        if who == "the model":
+            _compare_passes(stages[0].model, rows, other_rows, own[0], stages[0].rowwise)
+        raise ValueError(f"{who} mixes examples: in a batch of {b}, what comes out for one example "
+                         "moves when its neighbours are replaced. Compute each row from that row "
+                         "alone")
 
 # %% ../nbs/workshop/guards.ipynb #b349f834
+def _trials(largest):
+    "(batch, sizes of the neighbours, own row): what to try, in order."
+    for b in sorted({7, 8, max(7, largest)}):
+        yield b, _TINY, 1
+        yield b, _USUAL, 0
+        yield b, _HUGE, b - 1
+    g = torch.Generator().manual_seed(3)
+    for kept in (0., .5, 1.):
+        for scales in (_TINY, _USUAL, _HUGE):
+            b = 2 + torch.randint(max(2, largest - 1), (), generator=g).item()
+            yield b, scales, round(kept*(b - 1))
+
+
+def _twin(stage):
+    "Everything that could keep something, a second time."
+    return replace(stage,
+                   model=copy.deepcopy(stage.model),
+                   loss_fn=_copy_of(stage.loss_fn),
+                   augment=_copy_of(stage.augment))
+
+
+def _walk(stage, largest, seconds):
+    "Walk the whole way at many sizes, as long as there is time."
+    stages = [_twin(stage), _twin(stage)]
+    clock = time.thread_time()
+    walked = 0
+    for seed, (b, scales, kept) in enumerate(_trials(largest), 200):
+        now = time.thread_time()
+        expected = b*(now - clock)/max(1, walked)
+        if walked and now - clock + expected > seconds:
+            continue
+        _walk_twice(stages, b, scales, kept, seed)
+        walked += b
+    for who in ("loss_fn", "augment"):
+        old, new = (_numbers(getattr(some, who)) for some in stages)
+        if len(old) != len(new) or not all(map(torch.equal, old, new)):
+            raise ValueError(f"{who} keeps something of the examples that it sees: what is not "
+                             "noised must not be kept")
+
+# %% ../nbs/workshop/guards.ipynb #166dae35
+_MAKERS = {torch.tensor, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange,
+           torch.linspace, torch.logspace, torch.rand, torch.randn}
+
+
+class _MadeIn(TorchFunctionMode):
+    "Give new tensors of the default dtype another one, in this thread."
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        usual = func in _MAKERS and kwargs.get("dtype") is None
+        if not usual or made.dtype != torch.get_default_dtype() or made.dtype == self.dtype:
+            return made
+        wide = made.detach().to(self.dtype)
+        return wide.requires_grad_() if made.requires_grad else wide
+
+# %% ../nbs/workshop/guards.ipynb #d5d5e32c
+def _exactly(stages, f):
+    "Call f with the first stage whose precision the model bears."
+    for stage in stages:
+        try:
+            with _MadeIn(stage.dtype):
+                return f(stage)
+        except ValueError:
+            raise
+        except Exception as error:
+            if stage is stages[-1] or not isinstance(error, RuntimeError):
+                raise ValueError(f"a batch of made-up rows fails where four rows did not: "
+                                 f"{type(error).__name__}: {error}") from error
+
+
+def _prove_loss(output, labels, stage):
+    "Each row's loss against its loss alone."
+    if stage.whole:
+        output, labels = stage.cast(output), stage.cast(labels)
+        refuse_mixed_loss(_copy_of(stage.loss_fn), output, labels, stage.tol)
+
+# %% ../nbs/workshop/guards.ipynb #7defafff
 def prove_separate(
     engine,            # (model, loss_fn, x, y, clip) -> clipped sum, norms (l,b)
     model,             # `nn.Module`; it stays as it is
@@ -680,23 +1186,33 @@ def prove_separate(
     clip=None,         # norms (l,b) -> factors (l,b), with `update`; default `FlatClip(1.)`
     augment=None,      # (x, y, generator) -> (x, y)
     noised:bool=True,  # False: the plan has sigma = 0, and the clip may learn without noise
-    largest:int=4,     # examples that the engine gets at a time: tried last, if there is time
+    largest:int=4,     # examples that the engine gets at a time: tried while there is time
     budget:float=1.,   # seconds; batches of 3 and 4 are always tried, other sizes while it lasts
 ):                     # tuple of the batch sizes at which the engine was compared with the loop
     "Prove on made-up rows that an example's part of the clipped sum depends on it alone."
     # ValueError says which part mixes (normalize, augment, clip, a module, loss_fn, the engine)
-    began = time.perf_counter()
+    began = time.thread_time()
     data = as_examples(data)
+    check_model(model)
     like = next(iter(trainable(model).values()))
     refuse_known(model)
-    refuse_mixed_clip(clip or FlatClip(1.), len(trainable(model)), like.device, noised)
-    refuse_mixed_rows(data, model, augment, min(largest, 128))
-    for dtype in (torch.float64, like.dtype):
-        stage = _Stage(_shaken(model, dtype), loss_fn, data, augment, like, dtype)
-        try:
-            with _settings(dtype, one_thread=sum(p.numel() for p in model.parameters()) < 2**20):
-                return _prove(engine, stage, budget, began, largest)
-        except RuntimeError as error:
-            if dtype == like.dtype:
-                error.add_note("(while the model was tried on made-up rows)")
-                raise
+    refuse_mixed_clip(clip or FlatClip(1.), len(trainable(model)), like.device, noised, largest)
+    most = min(largest, 128) if augment is None else 128  # the trainer's blocks
+    refuse_mixed_rows(data, model, augment, most)
+    stage = _Stage(_shaken(model), loss_fn, data, augment, like, like.dtype)
+    with _one_thread(few=sum(p.numel() for p in model.parameters()) < 2**20):
+        return _prove(engine, model, stage, largest, budget, began)
+
+# %% ../nbs/workshop/guards.ipynb #66de85dc
+def _prove(engine, model, stage, largest, budget, began):
+    "All that is tried on copies of the model."
+    x, output, labels = _first_answer(stage, model)
+    other = _keep_row(x, stage.rows(4, 1)[0], 1)
+    trace = _compare_passes(stage.model, x, other, 1, stage.rowwise)
+    exact = replace(stage, model=_shaken(model, torch.float64), dtype=torch.float64)
+    _exactly((exact, stage), partial(_prove_loss, output, labels))
+    _walk(stage, largest, .3*budget)
+    if engine is loop_grad_sum:  # is the truth
+        return ()
+    dims = trace.dims | {d for v in leaves(x) for d in v.shape[1:]}
+    return _exactly((exact, stage), partial(_prove_engine, engine, dims, budget, began, largest))

@@ -23,7 +23,7 @@ def at_least_float32(dtype):
 
 
 def _one_per_row(values, rows):  # (b) -> ((k b),1,1,...)
-    views = len(rows)//len(values)
+    views = len(rows)//max(1, len(values))
     return values.repeat(views).view(-1, *[1]*(rows.dim() - 1))
 
 
@@ -39,6 +39,13 @@ def weighted_rows(
     if factors is None:
         return rows
     return rows*_one_per_row(factors.to(rows.dtype), rows)
+
+
+def _row_norms(rows):  # (b,p) -> (b)
+    "Lengths, block by block: of 50 million equal numbers one float32 sum loses 0.8 %."
+    if rows.shape[1] <= 2**16:
+        return vector_norm(rows, dim=1)
+    return vector_norm(torch.stack([vector_norm(v, dim=1) for v in rows.split(2**16, 1)]), dim=0)
 
 
 def _lengths(rows, b):  # ((k b),...) -> (b)
@@ -63,12 +70,12 @@ class KeptGradients:
         gradients,  # (b,*shape)
     ):
         self.shape = gradients.shape[1:]
-        self.flat = gradients.reshape(len(gradients), -1)
+        self.flat = gradients.reshape(len(gradients), self.shape.numel())
         self.wide = at_least_float32(gradients.dtype)
 
     def squared_norms(self):  # (b)
         pieces = _in_pieces(self.flat)
-        return torch.cat([vector_norm(rows.to(self.wide), dim=1) for rows in pieces]).square()
+        return torch.cat([_row_norms(rows.to(self.wide)) for rows in pieces]).square()
 
     def weighted_sum(self, factors, bad):  # (b), (b) or None -> shape
         flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
@@ -102,6 +109,7 @@ class LinearWeight:
         g,  # (b,t,o) gradient of the output
     ):
         self.x, self.g = x, g
+        self.careful = False  # is an example's gradient so short that float32 would lose it?
 
     def gradients(self):  # (b,o,i)
         return torch.einsum("bto,bti->boi", self.g, self.x)
@@ -118,17 +126,27 @@ class LinearWeight:
         x, g = self.x.to(wide), self.g.to(wide)
         if x.shape[1] == 1:
             return x.square().sum((1, 2))*g.square().sum((1, 2))
-        return gram_norms(x @ x.mT, g @ g.mT)
+        terms = max(x.shape[2], g.shape[2])
+        return gram_norms(x @ x.mT, g @ g.mT, terms, self._exactly)
 
     def norm_bounds(self):  # (b)
         return _lengths(self.x, len(self.x))*_lengths(self.g, len(self.g))
 
     def weighted_sum(self, factors, bad):  # (o,i)
-        x, g = weighted_rows(self.x, bad), weighted_rows(self.g, bad, factors)
+        x, g = (v.double() if self.careful else v for v in (self.x, self.g))
+        x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
         return g.flatten(0, 1).T @ x.flatten(0, 1)
 
     def keep(self, gradients, once=True):
         return KeptGradients(gradients)
+
+# %% ../nbs/workshop/layers.ipynb #aba5bc97
+@patch_to(LinearWeight)
+def _exactly(self, rows):  # (b) which -> (n) squared norms
+    "Form the few gradients of which inner products leave nothing, and remember it for the sum."
+    self.careful = True
+    pairs = zip(self.x[rows].double(), self.g[rows].double())
+    return torch.stack([(g.mT @ x).square().sum() for x, g in pairs])
 
 # %% ../nbs/workshop/layers.ipynb #1196ada9
 def _learns(p):
@@ -156,14 +174,25 @@ def _linear(tape, m, x):
 
 # %% ../nbs/workshop/layers.ipynb #c6104ffc
 def gram_norms(
-    inputs,   # (b,...) inner products of an example's inputs, for all pairs of positions
-    outputs,  # (b,...) of its output gradients, for the same pairs
-):            # (b) squared norms, rounded up
+    inputs,        # (b,...) inner products of an example's inputs, for all pairs of positions
+    outputs,       # (b,...) of its output gradients, for the same pairs
+    terms:int=0,   # how long these inner products are
+    exactly=None,  # which examples (b) -> their squared norms, some other way
+):                 # (b) squared norms, rounded up
     "Add up the products of two tables; rounding is bounded by the norms of both, and added."
     inputs, outputs = inputs.flatten(1), outputs.flatten(1)
     bound = vector_norm(inputs, dim=1)*vector_norm(outputs, dim=1)
-    allowance = 4*torch.finfo(inputs.dtype).eps*bound
-    return torch.linalg.vecdot(inputs, outputs).clamp(min=0) + allowance
+    allowance = (4 + terms/2**11)*torch.finfo(inputs.dtype).eps*bound
+    return _rounded_up(torch.linalg.vecdot(inputs, outputs), allowance, exactly)
+
+
+def _rounded_up(squared, allowance, exactly):  # (b) each
+    "Add what rounding may have taken; compute again where that is no small part of the rest."
+    lost = squared < 512*allowance
+    squared = squared.clamp(min=0) + allowance
+    if exactly is not None and lost.any():
+        squared[lost] = exactly(lost).to(squared.dtype)
+    return squared
 
 # %% ../nbs/workshop/layers.ipynb #827b7099
 def _patches(x, conv, padding):  # (rows,groups,i*kh*kw,t)
@@ -279,7 +308,7 @@ def _patch_products(x, conv, padding, size):  # (b,h,w,h,w)
     return table
 
 # %% ../nbs/workshop/layers.ipynb #a67d5e5c
-def _conv_ghost_norms(conv, x, g, padding):  # (b) squared
+def _conv_tables(conv, x, g, padding):  # (b,t,t) twice
     "Norms of a convolution's gradients from inner products."
     if conv.stride == (1, 1):
         inputs = _patch_products(x, conv, padding, g.shape[2:])
@@ -287,7 +316,7 @@ def _conv_ghost_norms(conv, x, g, padding):  # (b) squared
         patches = _patches(x, conv, padding).squeeze(1)
         inputs = patches.mT @ patches
     g = g.flatten(2)
-    return gram_norms(inputs, g.mT @ g)
+    return inputs, g.mT @ g
 
 
 def _conv_ghost_pays(conv, x, y, b):
@@ -314,9 +343,10 @@ class ConvWeight:
     ):
         self.conv, self.x, self.g, self.b = conv, x, g, b
         self.padding = tuple(padding)
+        self.careful = False  # as in `LinearWeight`
 
     def gradients(self):  # (b,*weight.shape)
-        if _empty_lanes(self.conv, len(self.x), self.b):
+        if _empty_lanes(self.conv, len(self.x), self.b) or self._few_positions():
             return self.naive()
         return _gradients_by_folding(self.conv, self.x, self.g, self.b, self.padding)
 
@@ -328,19 +358,42 @@ class ConvWeight:
 
     def ghost_norms(self):  # (b) squared
         n = 1 + 2**22//self.x.shape[2:].numel()**2  # examples at a time: tables of 16 MB
-        parts = zip(self.x.split(n), self.g.split(n))
-        return torch.cat([_conv_ghost_norms(self.conv, x, g, self.padding) for x, g in parts])
+        return torch.cat(list(map(self._ghost_norms, self.x.split(n), self.g.split(n))))
 
     def norm_bounds(self):  # (b)
         area = self.conv.weight[0, 0].numel()
         return area**.5*_lengths(self.x, self.b)*_lengths(self.g, self.b)
 
     def weighted_sum(self, factors, bad):  # weight.shape
-        x, g = weighted_rows(self.x, bad), weighted_rows(self.g, bad, factors)
+        x, g = (v.double() if self.careful else v for v in (self.x, self.g))
+        x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
         return _weight_gradient(self.conv, x, g, self.padding, self.conv.groups)
 
     def keep(self, gradients, once=True):
         return KeptGradients(gradients)
+
+# %% ../nbs/workshop/layers.ipynb #1d79605f
+@patch_to(ConvWeight)
+def _few_positions(self):
+    "In half precision on a CPU patches are cheap, and the fold of a wide layer is not."
+    half = self.x.dtype.itemsize < 4 and not self.x.is_cuda
+    t = self.g.shape[2:].numel()
+    return half and len(self.x) == self.b and self.conv.weight.numel() > 256*t
+
+
+@patch_to(ConvWeight)
+def _ghost_norms(self, x, g):
+    def exactly(rows):
+        self.careful = True
+        return self.in_float64(x[rows], g[rows]).square().sum((1, 2))
+
+    return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly=exactly)
+
+
+@patch_to(ConvWeight)
+def in_float64(self, x, g):  # some rows -> (n,o,weights of a filter)
+    x, g = x.double(), g.double()
+    return _gradients_by_patches(self.conv, x, g, len(x), self.padding).flatten(2)
 
 # %% ../nbs/workshop/layers.ipynb #2d468157
 def _raw_gradient(g, filters):  # (...,o,n) -> (...,o,n)
@@ -355,13 +408,15 @@ def _raw_squared_norms(
     g1,       # (b,o) <g,1>
     gc,       # (b,o) <g,c>
     filters,  # c (o,n), f (o,1), h (o,1): what `centred()` returns
+    exactly,  # as for `gram_norms`
 ):            # (b) squared norms of the raw gradient, rounded up
     "Squared norms of the raw gradient, without forming it."
     c, f, h = filters
     n, cc = c.shape[1], c.square().sum(1)
     f, h = f.squeeze(1), h.squeeze(1)
     squared = gg - g1.square() @ (f*f/n) + gc.square() @ (h*(h*cc - 2*f))
-    return squared.clamp(min=0) + 4*torch.finfo(gg.dtype).eps*gg  # a difference: round it up
+    squared = squared + (g1*gc) @ (2*f*h*c.sum(1)/n)  # a centred filter's sum: rounding is left
+    return _rounded_up(squared, 4*torch.finfo(gg.dtype).eps*gg, exactly)
 
 # %% ../nbs/workshop/layers.ipynb #4113ebf1
 class KeptStandardized:
@@ -385,7 +440,11 @@ class KeptStandardized:
         gg = gradients.square().sum(2) @ f.squeeze(1).square()
         g1 = gradients.sum(2)
         gc = (gradients*c).sum(2)
-        return _raw_squared_norms(gg, g1, gc, self.filters)
+        return _raw_squared_norms(gg, g1, gc, self.filters, partial(self._exactly, gradients))
+
+    def _exactly(self, gradients, rows):
+        self.kept.wide = torch.float64
+        return _raw_gradient(gradients[rows].double(), self.filters).square().sum((1, 2))
 
     def weighted_sum(self, factors, bad):
         total = self.kept.weighted_sum(factors, bad)
@@ -402,6 +461,8 @@ class StandardizedWeight:
     ):
         self.inner, self.filters, self.y = inner, filters, y
         self.x, self.g = inner.x, inner.g
+
+    careful = property(lambda self: self.inner.careful)
 
     def gradients(self):  # of the filters that were used
         return self.inner.gradients()
@@ -444,6 +505,7 @@ def ghost_norms(self):  # (b)
     inner, (c, f, _) = self.inner, self.filters
     scaled = ConvWeight(inner.conv, self.x, self.g*f.view(-1, 1, 1), inner.b, inner.padding)
     gg = scaled.ghost_norms()
+    inner.careful = scaled.careful
     if self.y is None:
         self.y = self._convolved(self.x, (f*c).view(inner.conv.weight.shape))
     y, self.y = self.y.flatten(2), None  # the late sum does not need it
@@ -451,7 +513,14 @@ def ghost_norms(self):  # (b)
     g = self.g.flatten(2)
     gy = torch.einsum("bot,bot->bo", g, y)             # <G,w^>, and w^ = f c
     g1 = torch.einsum("bot,bt->bo", g, box.flatten(1)) # <G,1>, by filters of ones
-    return _raw_squared_norms(gg, g1, gy/f.squeeze(1), self.filters)
+    return _raw_squared_norms(gg, g1, gy/f.squeeze(1), self.filters, self._exactly)
+
+
+@patch_to(StandardizedWeight)
+def _exactly(self, rows):  # (b) which -> (n) squared norms
+    self.inner.careful = True
+    gradients = self.inner.in_float64(self.x[rows], self.g[rows])
+    return _raw_gradient(gradients, self.filters).square().sum((1, 2))
 
 # %% ../nbs/workshop/layers.ipynb #782881c8
 class Tap(torch.autograd.Function):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WEIGHTS', 'leaf_images', 'patch_filters', 'Patches', 'LeafRecipe', 'LeafFeatures', 'leafed', 'weighed',
-           'feature_bound', 'clipped_mean', 'LeafNet', 'leaves_linear', 'leaves_cnn']
+           'feature_bound', 'clipped_mean', 'LeafNet', 'leaves_linear', 'leaves_cnn', 'buy_mean']
 
 # %% ../nbs/workshop/leaves.ipynb #9b40e3a2
 import hashlib
@@ -447,7 +447,7 @@ def leafed(
         parts["test_x"] = {name: array[n:] for name, array in arrays.items()}
     return data.replace(**parts, normalize=None, probe=None, name=f"{data.name} (synthetic leaves)")
 
-# %% ../nbs/workshop/leaves.ipynb #23f24d38
+# %% ../nbs/workshop/leaves.ipynb #f6cfeb1e
 WEIGHTS = {"scatter": 1., "patches": .6}  # of the two maps, before they are put side by side
 
 
@@ -463,9 +463,9 @@ def feature_bound(
     shapes,           # dict of the maps' shapes, without the batch
     weights=WEIGHTS,
 ):                    # float
-    "Say how long a feature vector is on leaves, where every feature has the variance 1."
+    "Allow a feature vector half as long again as on leaves, where every feature has variance 1."
     square = sum(weights.get(name, 1.)**2*math.prod(shape) for name, shape in shapes.items())
-    return math.sqrt(square)
+    return 1.5*math.sqrt(square)
 
 
 def clipped_mean(
@@ -529,3 +529,21 @@ def leaves_cnn(
     "Put the small network of `scatter_cnn` beside the linear model on leaf features."
     network = scatter_cnn(shapes["scatter"], classes, width).second
     return LeafNet(shapes, classes, network, weight)
+
+# %% ../nbs/workshop/leaves.ipynb #390e49ab
+def buy_mean(
+    trainer,      # of a `LeafNet`, before its first step
+    sigma:float,  # noise multiplier of the release
+):
+    "Publish a noisy mean of the private features, and centre the network by it."
+    data, model = trainer.data, trainer.model
+    shapes = {name: v.shape[1:] for name, v in data.train_x.items()}
+    bound = feature_bound(shapes)
+    mean = trainer.noisy(
+        "mean of the features",
+        clipped_mean(data, bound),
+        sensitivity=bound/len(data),
+        sigma=sigma,
+    )
+    with torch.no_grad():
+        model.mean.copy_(mean)

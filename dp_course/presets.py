@@ -20,6 +20,7 @@ from torch import nn
 from .accounting import PrivacyPlan
 from .dpsgd import loop_grad_sum
 from .gradients import fast_grad_sum, vmap_grad_sum
+from .leaves import leaves_cnn, leaves_linear
 from .models import WSConv2d, four_a_group, resnet20, wrn16_4, wrn40_4
 from .scattering import linear_grad_sum, linear_head, scatter_cnn
 from .tricks import SCHEDULES, Schedule
@@ -31,8 +32,11 @@ class Config:
     preset:str = ""            # name of the preset
     about:str = ""             # one line for --help
     data:str = "digits"        # as for `load`
-    features:str = ""          # "scatter": train on the scattering features of lesson 11
+    features:str = ""          # "scatter": scattering features of lesson 11; "leaves": more of them
+    centre:float = 0.          # noise multiplier of the mean that leaf features are centred by
     model:str = "resnet20"     # a key of `MODELS` or, with features, of `HEADS`
+    start:str = ""             # encoder of `dp-pretrain` to begin with: a name or a file
+    head_steps:int = 0         # first steps, of the last layer alone
     eps:float = 3.             # budget
     delta:float = 1e-5         # probability with which the bound may fail; at most 1/n
     batch_size:float = 4096    # expected size of a Poisson batch; q = batch_size/n
@@ -106,6 +110,7 @@ def make_plan(
         eps=config.eps,
         delta=config.delta,
         sigma=config.sigma or None,
+        releases=(config.centre,) if config.centre else (),
     )
 
 # %% ../nbs/workshop/presets.ipynb #db7782ca
@@ -155,6 +160,8 @@ MODELS = {
 HEADS = {
     "scatter_linear": linear_head,
     "scatter_cnn": scatter_cnn,
+    "leaves_linear": leaves_linear,
+    "leaves_cnn": leaves_cnn,
 }
 
 ENGINES = {
@@ -165,7 +172,7 @@ ENGINES = {
 }
 
 CHOICES = {
-    "features": ("", "scatter"),
+    "features": ("", "scatter", "leaves"),
     "model": {**MODELS, **HEADS},
     "engine": ENGINES,
     "optimizer": ("sgd", "rmsprop"),
@@ -246,6 +253,54 @@ _CNN = dict(
     tuning_runs=25,
 )
 
+# %% ../nbs/workshop/presets.ipynb #a6308a6e
+_LEAVES = dict(
+    _SCATTER,
+    about="log-scattering and patches of synthetic leaves, a linear model",
+    features="leaves",
+    model="leaves_linear",
+    centre=10.,
+    epochs=120*8192/50_000,  # 120 steps
+    lr=4.,
+    schedule="linear",
+    micro_batch=512,
+    tuning_runs=25,
+)
+
+_LEAVES_CNN = dict(
+    _LEAVES,
+    about="the same with a small CNN beside the linear model",
+    model="leaves_cnn",
+    lr=8.,
+    micro_batch=128,
+    precision="auto",
+)
+
+# %% ../nbs/workshop/presets.ipynb #a91fd8aa
+_RESNET_CPU = dict(
+    _RESNET,
+    about="ResNet-20 on a CPU: batch 4096, 400 steps without views, averaged weights",
+    epochs=400*4096/50_000,
+    views=0,
+    ema=.99,
+    micro_batch=128,
+)
+
+_RESNET_START = dict(
+    _RESNET_CPU,
+    about="ResNet-20 begun on synthetic leaves, 300 steps on a CPU",
+    start="resnet20-synthetic",
+    head_steps=100,
+    epochs=300*4096/50_000,
+)
+
+_STARTS = {
+    "leaves-linear-eps3": _LEAVES,
+    "leaves-cnn-eps3": _LEAVES_CNN,
+    "resnet20-cpu-eps3": _RESNET_CPU,
+    "resnet20-synthetic-eps3": _RESNET_START,
+}
+
 # %% ../nbs/workshop/presets.ipynb #81d187ff
 _REPORT = dict(
     data="cifar10",
@@ -307,8 +362,8 @@ def _miniature(preset):
     "Three steps on digits, with two views instead of many; ten steps on the digits' features."
     if "features" in preset:
         return {**preset, **_TINY, "batch_size": 512, "epochs": 10*512/1437}
-    views = min(2, preset.get("views", 0))
-    return {**preset, **_TINY, "batch_size": 32, "epochs": .067, "views": views}
+    few = {"views": min(2, preset.get("views", 0)), "start": "", "head_steps": 0}
+    return {**preset, **_TINY, **few, "batch_size": 32, "epochs": .067}
 
 
 _FULL = {
@@ -317,6 +372,7 @@ _FULL = {
     "wrn40-4-eps8": _WIDEST,
     **_at_budgets("scatter-linear", _LINEAR, 1, 2, 2.38, 5, 8),
     **_at_budgets("scatter-cnn", _CNN, 2.38),
+    **_STARTS,
     "report-v1": _REPORT_V1,
     "report-2048": _REPORT_2048,
     "report-4096": _REPORT_4096,
@@ -353,7 +409,7 @@ def _check_numbers(config):
         value = getattr(config, name)
         if not 0 <= value < 1:
             raise ValueError(f"{name} must lie in [0, 1), not {value}")
-    for name in ("views", "crop", "n_val", "sigma"):
+    for name in ("views", "crop", "n_val", "sigma", "centre", "head_steps"):
         value = getattr(config, name)
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be 0 or more, not {value}")
@@ -367,10 +423,16 @@ def _check_names(config):
         value = getattr(config, name)
         if value not in known:
             raise ValueError(f"unknown {name} {value!r}: pass one of {', '.join(known)}")
-    if bool(config.features) != (config.model in HEADS):
+    takes = config.model.split("_")[0] if config.model in HEADS else ""
+    if config.features != takes:
         raise ValueError(
             f"model={config.model!r} and features={config.features!r} do not fit: "
-            f"{', '.join(HEADS)} take features, all other models take pixels")
+            f"{', '.join(HEADS)} take the features that they are named after, all other models "
+            "take pixels")
+    if takes and (config.start or config.head_steps):
+        raise ValueError(f"start and head_steps are for networks on pixels, not {config.model}")
+    if config.centre and takes != "leaves":
+        raise ValueError(f"centre={config.centre:g} is for leaf features only: leave it out")
 
 
 def make_config(

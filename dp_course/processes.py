@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from .batches import leaves
 from .core import patch_to, pick_device
+from .ledger import Book
 from .trainer import Trainer
 
 # %% ../nbs/workshop/processes.ipynb #71d59e78
@@ -152,6 +153,31 @@ def _fingerprint(data, most=1024):
     return _digest(leaves(data.rows(torch.arange(0, len(data), step))))
 
 # %% ../nbs/workshop/processes.ipynb #0cabb375
+class _SharedBook(Book):
+    "One book for all processes: the first one reads and writes the files, and tells the others."
+    def __init__(self, plan, peers):
+        super().__init__(plan)
+        self.peers = peers
+        self.run = peers.broadcast(self.run)
+
+    def _at_the_first(self, work, *args):
+        "What process 0 got, or its error, everywhere."
+        try:
+            answer = None if self.peers.rank else work(*args)
+        except (OSError, ValueError) as error:
+            answer = error
+        answer = self.peers.broadcast(answer)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _write(self, entries):
+        return self._at_the_first(super()._write, entries)
+
+    def _lines(self, journal):
+        return self._at_the_first(super()._lines, journal)
+
+# %% ../nbs/workshop/processes.ipynb #64b5b78a
 _PROOF = threading.Lock()  # the proof on made-up rows borrows the default dtype of all threads
 
 
@@ -163,6 +189,7 @@ class ProcessTrainer(Trainer):
             super().__init__(model, data, plan, **options)
         self.peers = peers
         self._secret = peers.broadcast(self._secret)
+        self._book = _SharedBook(plan, peers)
         peers.agree("plan or network", self._config())
         peers.agree("training data", _fingerprint(self.data))
         self.agree()
@@ -171,6 +198,10 @@ class ProcessTrainer(Trainer):
         "Refuse to go on if one process has other weights, or is at another step, than the rest."
         weights = _digest(self.model.state_dict().values())
         self.peers.agree("weights", f"{weights} after step {self.t}")
+
+    def _digest(self, things):
+        "The first process's: should the last bit of a sum differ, the noise still must not."
+        return self.peers.broadcast(super()._digest(things))
 
     def load(self, path):
         "Go on where a checkpoint stopped, which any number of processes may have written."

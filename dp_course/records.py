@@ -322,7 +322,6 @@ def end_line(
     "Say what was spent, by two accountants, and what it bought: the last line of a record."
     plan, t = trainer.plan, trainer.t
     told = asdict(config) if is_dataclass(config) else config
-    by_rdp = RDPAccountant().step(plan.q, plan.sigma, t)
     seconds = max(seconds, 1e-9)
     note = validation_note(told)
     if note:
@@ -332,7 +331,8 @@ def end_line(
         why=why,
         step=t,
         eps_pld=trainer.epsilon(),
-        eps_rdp=by_rdp.epsilon(plan.delta) if t else 0.,
+        eps_rdp=trainer.epsilon(RDPAccountant),
+        computed=trainer.computed,
         delta=plan.delta,
         test_accuracy=accuracy,
         tested_on=len(trainer.data.test_y),
@@ -583,7 +583,7 @@ def composed_epsilon(
     plan,  # `PrivacyPlan`
 ):         # at the plan's delta
     "Account for publishing several runs on the same data."
-    steps = sum(end["step"] for end in ends)
+    steps = sum(end.get("computed", end["step"]) for end in ends)
     if not steps:
         return 0.
     return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)

@@ -21,6 +21,7 @@ from torch import nn
 from .batches import Views, flatten_views, losses_of
 from .checkpoints import load_checked, save_atomic
 from .core import data_root, patch_to, progress
+from .layers import KeptGradients, LinearWeight
 
 # %% ../nbs/11_features.ipynb #ad7fe4ba
 _PI = 3.1415  # as kymatio has it: 0.003 % per filter, kept so that the numbers are interchangeable
@@ -483,12 +484,6 @@ def _by_example(rows, b, k):  # (kb,...) -> (b,k,...)
     wide = torch.promote_types(rows.dtype, torch.float32)
     return rows.to(wide).unflatten(0, (k, b)).transpose(0, 1)
 
-
-def _weigh(g, factors):  # (b,k,o), (b,) -> (b,k,o)
-    "Multiply with the factors; a zero erases, as 0*NaN would be NaN."
-    factors = factors[:, None, None]
-    return torch.where(factors > 0, factors*g, 0.)
-
 # %% ../nbs/11_features.ipynb #046c2c02
 def linear_grad_sum(
     model,    # as `linear_head` makes it
@@ -505,20 +500,16 @@ def linear_grad_sum(
     a = rows.flatten(1)                               # (kb,i)
     g = _output_grads(layer, loss_fn, a, labels)/k    # (kb,o)
     a, g = _by_example(a, b, k), _by_example(g, b, k)
-    squares = {
-        "1.weight": ((g @ g.mT)*(a @ a.mT)).sum((1, 2)),  # |sum_k g a^T|^2
-        "1.bias": g.sum(1).square().sum(1),
-    }
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
-    norms = torch.stack([squares[name] for name in names]).clamp(min=0).sqrt()
+    pieces = {"1.weight": LinearWeight(a, g), "1.bias": KeptGradients(g.sum(1))}
+    squares = {"1.weight": pieces["1.weight"].ghost_norms,  # |sum_k g a^T|^2
+               "1.bias": pieces["1.bias"].squared_norms}
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    norms = torch.stack([squares[name]() for name in params]).sqrt()
+    bad = ~norms.isfinite().all(0)
     total = {}
-    for name, factors in zip(names, clip(norms)):
-        weighed = _weigh(g, factors)
-        if name == "1.weight":
-            kept = _weigh(a, factors.sign()) if not norms.isfinite().all() else a
-            total[name] = weighed.flatten(0, 1).T @ kept.flatten(0, 1)
-        else:
-            total[name] = weighed.sum((0, 1))
+    for (name, p), factors in zip(params.items(), torch.where(bad, 0., clip(norms))):
+        whole = pieces[name].weighted_sum(factors, bad if bad.any() else None)
+        total[name] = whole.to(norms.dtype)  # where views cancel, float64
     return total, norms
 
 # %% ../nbs/11_features.ipynb #3664e3bd

@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 
+from .batches import tree_map
 from .command import Job, parse
 from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
@@ -25,12 +26,14 @@ from .core import _watched, keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
+from .leaves import buy_mean, leafed
 from dp_course.presets import (
     ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule,
     run_name)
 from .processes import Peers, ProcessTrainer, join
 from .records import (
     Record, latest_checkpoint, new_record, read_record, start_line, stated)
+from .pretrain import HeadFirst, load_start
 from .scattering import scattered
 from .trainer import Trainer
 from .tricks import EMA, multiplicity
@@ -48,7 +51,8 @@ def load_data(
     if config.pixel_std:
         data = data.replace(std=config.pixel_std)
     if config.features:
-        data = scattered(data)  # image by image, so before the split
+        describe = {"scatter": scattered, "leaves": leafed}[config.features]
+        data = describe(data)  # image by image, so before the split
     return data.split(config.n_val) if config.n_val else data
 
 # %% ../nbs/12_resnet20.ipynb #bfc18ccd
@@ -58,7 +62,7 @@ def make_model(
     init_seed=0,    # of the first weights; public
 ):                  # `nn.Module`
     "Build the network on the device of the data."
-    shape = tuple(data.train_x.shape[1:])
+    shape = tree_map(lambda v: tuple(v.shape[1:]), data.train_x)
     classes = len(data.classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)
@@ -66,6 +70,8 @@ def make_model(
             model = HEADS[config.model](shape, classes)
         else:
             model = MODELS[config.model](classes=classes, in_channels=shape[0])
+    if config.start:
+        load_start(model, config.start)
     return model.to(data.device)
 
 
@@ -116,18 +122,22 @@ def make_trainer(
     rows = max(1, config.micro_batch//max(1, config.views))  # a view is an image
     views = multiplicity(config.views, config.crop, config.flip) if config.views else None
     kind = partial(ProcessTrainer, peers=peers) if peers.world > 1 else Trainer
-    return kind(
+    engine = make_engine(config, data.device, rows)
+    first = HeadFirst(model, config.head_steps)
+    trainer = kind(
         model,
         data,
         make_plan(config, len(data)),
         optimizer=make_optimizer(config, model),
-        engine=make_engine(config, data.device, rows),
+        engine=first.engine(engine) if config.head_steps else engine,
         clip=FlatClip(config.max_norm),
-        callbacks=[EMA(config.ema)] if config.ema else [],
+        callbacks=[first]*bool(config.head_steps) + [EMA(config.ema)]*bool(config.ema),
         seed=seed,
         micro_batch=rows,
         augment=views,
     )
+    first.begin()
+    return trainer
 
 # %% ../nbs/12_resnet20.ipynb #1af6dad7
 def set_up(
@@ -141,6 +151,8 @@ def set_up(
     seconds = round(time.perf_counter() - clock, 1)  # features included
     config = replace(job.config, precision=usable_precision(job.config, data.device))
     trainer = make_trainer(config, data, job.seed, init_seed, peers)
+    if config.centre:
+        buy_mean(trainer, config.centre)
     if peers.rank:
         return Run(config, trainer)  # process 0 writes
     record = new_record(job.out, run_name(config), "secret" if job.seed is None else job.seed)

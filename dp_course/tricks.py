@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'views', 'multiplicity', 'multiplicity_with_masks', 'swapped', 'EMA', 'TailAverage', 'constant', 'linear',
-           'cosine', 'step_decay', 'Schedule', 'Plateau', 'NoisyAccuracy', 'DPAdam']
+           'cosine', 'step_decay', 'Schedule', 'public', 'Plateau', 'NoisyAccuracy', 'DPAdam']
 
 # %% ../nbs/10_tricks.ipynb #ac608e88
 import math
@@ -15,7 +15,8 @@ import torch
 
 from .batches import Views
 from .core import patch_to
-from .trainer import step_generator
+from .ledger import STEPS
+from .trainer import Trainer
 
 # %% ../nbs/10_tricks.ipynb #2387c3d0
 def _reflect(
@@ -270,12 +271,35 @@ class Schedule:
             group["lr"] = self.at(trainer.t)
 
 # %% ../nbs/10_tricks.ipynb #2cd047b7
-class Plateau:
-    "Lower the learning rate when a metric stops rising: harmless if that is public or noised."
-    # ReduceLROnPlateau of PyTorch, as a callback whose state is saved with the run.
+class public:
+    "A promise that a metric looks at public data only, or at none."
+    accounted = True
+
     def __init__(
         self,
-        metric,              # trainer -> number, larger is better: public data, or `NoisyAccuracy`
+        metric,  # trainer -> number
+    ):
+        self.metric = metric
+
+    def __call__(self, trainer):
+        return self.metric(trainer)
+
+
+def _check_metric(metric):
+    "Refuse a metric that may look at anything."
+    if not (metric is Trainer.evaluate or getattr(metric, "accounted", False)):
+        raise ValueError(f"{metric=}: nobody knows what it looks at. Pass NoisyAccuracy(...), "
+                         "which is noised and paid for, Trainer.evaluate, or public(metric) if it "
+                         "looks at public data only")
+
+# %% ../nbs/10_tricks.ipynb #d3f528a4
+class Plateau:
+    "Lower the learning rate when a metric stops rising: harmless if that is public or noised."
+    # ReduceLROnPlateau of PyTorch, as a callback whose state is saved with the run. ValueError: a
+    # setting out of range, a metric that may look at anything
+    def __init__(
+        self,
+        metric,              # larger is better: `NoisyAccuracy`, `Trainer.evaluate`, `public(f)`
         every:int,           # steps between two measurements
         patience:int=2,      # measurements without a new best that are borne
         factor:float=.5,     # what the learning rate is multiplied with
@@ -284,22 +308,20 @@ class Plateau:
         if not (every >= 1 and patience >= 0 and 0 < factor < 1):
             raise ValueError(f"{every=}, {patience=}, {factor=}: pass every >= 1, patience >= 0, "
                              "0 < factor < 1")
+        _check_metric(metric)
         self.metric, self.every, self.patience = metric, every, patience
         self.factor, self.threshold = factor, threshold
         self.history, self.best, self.bad = [], -math.inf, 0
 
     def state_dict(self):
-        "What a checkpoint keeps, the metric's bill included."
-        metric = self.metric.state_dict() if hasattr(self.metric, "state_dict") else {}
+        "What a checkpoint keeps; what the metric has cost stands in the trainer's budget."
         history = [list(entry) for entry in self.history]
-        return {"history": history, "best": self.best, "bad": self.bad, "metric": metric}
+        return {"history": history, "best": self.best, "bad": self.bad}
 
     def load_state_dict(self, state):
         "Go on with a saved state."
         self.history = [tuple(entry) for entry in state["history"]]
         self.best, self.bad = state["best"], state["bad"]
-        if hasattr(self.metric, "load_state_dict"):
-            self.metric.load_state_dict(state["metric"])
 
 # %% ../nbs/10_tricks.ipynb #6474c7bf
 @patch_to(Plateau)
@@ -307,6 +329,9 @@ def __call__(self, trainer):
     "Measure when it is time to, and lower the learning rate if nothing got better for too long."
     if trainer.t % self.every:
         return
+    if self.metric is Trainer.evaluate and trainer._split:
+        raise ValueError("the test part was held out of the private training set: pass "
+                         "NoisyAccuracy(...), which is noised and paid for")
     groups = trainer.optimizer.param_groups
     value = float(self.metric(trainer))
     better = value > self.best + self.threshold
@@ -320,27 +345,30 @@ def __call__(self, trainer):
 # %% ../nbs/10_tricks.ipynb #2fbaa168
 class NoisyAccuracy:
     "A metric that may be looked at: accuracy on private examples, counted with noise and paid for."
-    # ValueError: out of measurements, no examples. The count moves by at most 1 when an example
-    # joins: each look is a Gaussian mechanism with multiplier sigma, q = 1.
+    # ValueError: no examples, or looks that the plan has no budget for. The count moves by at most
+    # 1 when an example joins: each look is a Gaussian mechanism with multiplier sigma, q = 1.
+    accounted = True
+
     def __init__(
         self,
         x,                 # (m,c,h,w) examples that nobody else need see; m is public, as n is
         y,                 # (m,)
         sigma:float,       # standard deviation of the noise on the count
-        measurements:int,  # how many are paid for
+        measurements:int,  # how many are planned: `PrivacyPlan(releases=(sigma,)*measurements)`
     ):
         if not (len(x) == len(y) > 0 and 0 < sigma < math.inf and measurements >= 1):
             raise ValueError(f"{len(x)} examples, {len(y)} labels, {sigma=}, {measurements=}: pass "
                              "examples, a label each, a positive noise, a number of measurements")
         self.x, self.y, self.sigma, self.measurements = x, y, sigma, measurements
-        self.taken = {}  # seed -> step -> answer
 
     def __call__(self, trainer):
-        "Measure the trainer's model, once per step: the same noise must not serve twice."
-        taken = self.taken.setdefault(trainer._seed, {})
-        if trainer.t not in taken:
-            taken[trainer.t] = _noisy_accuracy(self, trainer)
-        return taken[trainer.t]
+        "Measure the trainer's model, charged to its budget; the same look again is free."
+        what = f"accuracy on {len(self.y)} private examples{_place(self, trainer)}"
+        _reserve(self, trainer, what)
+        answer = trainer.noisy(what, _correct(trainer, self.x, self.y), sensitivity=1.,
+                               sigma=self.sigma, asked={"x": self.x, "y": self.y},
+                               most=self.measurements)
+        return answer.item()/len(self.y)
 
     def epsilon(
         self,
@@ -366,35 +394,21 @@ def _correct(trainer, x, y, chunk=2048):
 
 
 def _place(metric, trainer):
-    "Which of the trainer's callbacks uses a metric: two metrics must not share their noise."
+    "Which of the trainer's callbacks uses a metric: each has a post of its own."
     for i, callback in enumerate(trainer.callbacks):
         if getattr(callback, "metric", callback) is metric:
-            return i
-    return id(metric)
+            return f" (callback {i})"
+    return ""
 
 
-def _noisy_accuracy(metric, trainer):
-    "Count, and add noise from the trainer's seed; or say that this look is not paid for."
-    if sum(map(len, metric.taken.values())) >= metric.measurements:
-        raise ValueError(f"{metric.measurements} measurements were paid for and taken: "
-                         "plan for more")
-    stream = f"metric {_place(metric, trainer)}"
-    generator = step_generator(trainer._seed, stream, trainer.t)
-    noise = metric.sigma*torch.randn((), dtype=torch.float64, generator=generator).item()
-    return (_correct(trainer, metric.x, metric.y) + noise)/len(metric.y)
-
-# %% ../nbs/10_tricks.ipynb #6e28099f
-@patch_to(NoisyAccuracy)
-def state_dict(self):
-    "What was asked and answered so far."
-    return {"taken": {seed: dict(answers) for seed, answers in self.taken.items()}}
-
-
-@patch_to(NoisyAccuracy)
-def load_state_dict(self, state):
-    "Add what a checkpoint has taken; what was taken here stays taken."
-    for seed, answers in state["taken"].items():
-        self.taken.setdefault(seed, {}).update(answers)
+def _reserve(metric, trainer, what):
+    "Refuse the first look if the last one could not be paid for, together with all steps."
+    plan, budget = trainer.plan, trainer.budget
+    if what in budget.posts or not hasattr(plan, "budget"):
+        return
+    whole = plan.budget().post(STEPS, q=plan.q, sigma=plan.sigma, steps=plan.steps)
+    whole.load_state_dict(budget.state_dict())
+    whole.post(what, sigma=metric.sigma, steps=metric.measurements)
 
 # %% ../nbs/10_tricks.ipynb #72deb868
 def _per_tensor(std, n):

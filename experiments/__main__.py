@@ -1,4 +1,4 @@
 "python -m experiments SWEEP PART [--minutes M] [--reverse] [--out FILE], from the repository."
-from experiments import classes, clipping, harness, scaling, tricks
+from experiments import classes, clipping, harness, leaves, scaling, tricks
 
-harness.main({recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)})
+harness.main({recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes, leaves)})

@@ -92,12 +92,14 @@ def test_ledger_holds_steps_with_other_randomness(tmp_path):
     with pytest.raises(ValueError, match="not paid"):
         other.fit(4)
     assert other.computed == 8 and not same(other.model, run(seed=7).fit().model)
+    run(seed=7).fit(5).save(tmp_path/"c")  # anew
     mine = run(seed=8).fit(2).load(tmp_path/"c")  # two steps of its own before
     assert mine.computed == 7 and mine.left() == 1
     assert mine.accountant.history[0][2] == 7
     mine.step()
     with pytest.raises(ValueError, match="step 9"):
         mine.step()
+    assert run(seed=7).load(tmp_path/"c").computed == 8  # it stands in the file beside
     mine.save(tmp_path/"d")
     assert run(seed=8).load(tmp_path/"d").computed == 8
     assert run(seed=None).load(tmp_path/"d").seed_policy.startswith("reproducible")

@@ -17,10 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from dp_course import gradients, layers
 from dp_course.batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
-from dp_course.dpsgd import FlatClip
+from dp_course.dpsgd import FlatClip, loop_grad_sum
 from dp_course.engines import bf16_engine, fixed_shape, has_bfloat16
 from dp_course.gradients import fast_grad_sum, ghost_grad_sum, vmap_grad_sum
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
+from dp_course.scattering import linear_grad_sum
 
 NAMES = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",
          "fast_grad_sum"]
@@ -222,9 +223,9 @@ def test_wide_convolutions_take_the_pixel_gram(engine, monkeypatch):
     "Norms from inner products; an activation in place destroys the output that they use."
     used, real = [], layers.gram_norms
 
-    def watched(*args):
+    def watched(*args, **kwargs):
         used.append(1)
-        return real(*args)
+        return real(*args, **kwargs)
 
     monkeypatch.setattr(layers, "gram_norms", watched)
     same(engine, wide_network(), *batch((3, 4, 6)))
@@ -1084,6 +1085,141 @@ def test_a_large_bias_hides_no_gradient(engine, bias):
         sums, _ = engine(m, lambda out, y: out[:, :, 1, 1] @ v, x, torch.zeros(1), FlatClip(1e-3))
         worst = max(worst, length(sums)/1e-3)
     assert .5 < worst <= 1 + 1e-3
+
+
+# --- what floats do to the bound: examples made so that float32, or less, loses their gradient
+
+
+def per_number(out, y):
+    "A loss whose gradient by the output is the label."
+    return (out*y).flatten(1).sum(1)
+
+
+def cancelling_views(t, i, o, scale=1., seed=0):
+    "Positions that are nearly multiples of one another, with gradients that cancel: hard rows."
+    g = torch.Generator().manual_seed(seed)
+    size = torch.rand(8, t, 1, generator=g) + .5
+    x = scale*size*torch.rand(8, 1, i, generator=g)
+    x = x*(1 + torch.tensor([0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, .1])[:, None, None]
+           * torch.randn(8, t, i, generator=g))
+    v = torch.randn(8, t, o, generator=g)
+    return x, v - (size*v).sum(1, keepdim=True)/size.square().sum(1, keepdim=True)*size
+
+
+def most_moved(engine, model, loss, x, y, bound=1e-2):
+    "By how much a row moves the released sum of all the others, in units of the bound."
+    clip = FlatClip(bound)
+    everybody, _ = engine(model, loss, x, y, clip)
+    moves = []
+    for i in range(count(x)):
+        rest = [j for j in range(count(x)) if j != i]
+        without, _ = engine(model, loss, take(x, rest), take(y, rest), clip)
+        moves.append(length({n: everybody[n].double() - without[n].double() for n in without}))
+    return max(moves)/bound
+
+
+SLACK = 1 + 1e-3
+ALL = {**ENGINES, "loop_grad_sum": loop_grad_sum}
+each_of_all = pytest.mark.parametrize("engine", ALL.values(), ids=ALL.keys())
+
+
+@each_of_all
+@pytest.mark.parametrize("t, i, o", [(2, 100_000, 8), (3, 3000, 80), (30, 64, 64)])
+def test_cancelling_positions_of_a_linear_layer(engine, t, i, o):
+    worst, least = 0, 9
+    for seed in range(1 if i > 50_000 else 3):
+        x, v = cancelling_views(t, i, o, seed=seed)
+        model = nn.Linear(i, o, bias=False)
+        worst = max(worst, most_moved(engine, model, per_number, x, v))
+        least = min(least, length(engine(model, per_number, x[4:5], v[4:5], FlatClip(1e-3))[0]))
+    assert worst <= SLACK
+    assert least >= .99e-3  # nor is it clipped for what rounding might have hidden
+
+
+@pytest.mark.parametrize("scale", [1., 1e3, 6e4])
+def test_cancelling_views_of_the_linear_engine(scale):
+    x, v = cancelling_views(3, 4000, 4, scale)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4000, 4))
+    for engine in (linear_grad_sum, fast_grad_sum):
+        assert most_moved(engine, model, per_number, Views(x), Views(v)) <= SLACK
+
+
+@each_of_all
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_scaling_a_half_precision_gradient_never_rounds_it_up(engine, dtype):
+    for size in (.1, 137., 1370.):
+        model = nn.Linear(400, 1, bias=False).to(dtype)
+        x = size*torch.stack([torch.ones(400), torch.randn(400)]).to(dtype)
+        for bound in (1e-4, .3):
+            assert most_moved(engine, model, per_number, x, torch.ones_like(x[:, :1]),
+                              bound) <= SLACK
+
+
+@each_of_all
+def test_long_gradients_are_measured_to_the_last_digit(engine):
+    model = nn.Linear(1_000_000, 1, bias=False)
+    x = torch.full((2, 1_000_000), 13.7)
+    assert abs(most_moved(engine, model, per_number, x, torch.ones(2, 1)) - 1) <= 1e-4
+
+
+def along_its_filters(conv, extent):
+    "Images and gradients for which a standardized filter's gradient nearly points along it."
+    i, k = conv.in_channels, conv.kernel_size[0]
+    filters = conv.standardized().detach()
+    x = 1e-3*torch.randn(8, i, extent, extent)
+    for row, e in enumerate((0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, .1, 1.)):
+        x[row, :, :k, :k] += filters[row % len(filters)] + e*torch.randn(i, k, k)
+        x[row] *= 10.**(row - 3)
+    return x
+
+
+@each_of_all
+@pytest.mark.parametrize("mean", [0., 3e3])
+@pytest.mark.parametrize("shape", [(64, 64, 4), (16, 16, 8)])  # inner products; kept
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bf16"])
+def test_gradients_along_a_standardized_filter(engine, mean, shape, half):
+    i, o, extent = shape
+    conv = WSConv2d(i, o, 3, bias=False)
+    conv.weight.data += mean
+    x = along_its_filters(conv, extent)
+
+    def corner(out, y):
+        return out[:, :, 0, 0].float() @ torch.ones(o) + 1e-3*out[:, :, 1, 1].float() @ y[0]
+
+    if half:
+        engine = bf16_engine(engine)
+    assert most_moved(engine, conv, corner, x, torch.randn(8, o), 1e-3) <= SLACK
+
+
+def adversarial_images(shape, seed=1):
+    "Images like others, tiny, huge, and constant but for little: ten decades side by side."
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(8, *shape, generator=g)
+    x[1] *= 1e4
+    x[2] = 100 + 1e-2*x[2]
+    x[3] = 50 + 1e-4*x[3]
+    x[4] *= 1e-4
+    x[5] = x[6] + 1e-3*x[5]
+    return x, torch.randint(3, (8,), generator=g)
+
+
+BOUNDED = {
+    "resnet20": (partial(resnet20, 3), (3, 8, 8)),
+    "wide": (partial(wide_resnet, 10, 4, 3), (3, 8, 8)),
+    "papernot": (partial(papernot_cnn, 16, classes=3, image_size=14), (1, 14, 14)),
+    "dense": (lambda: nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 3)), (20,)),
+    "words": (lambda: Pooled(nn.TransformerEncoderLayer(8, 2, 16, dropout=0., batch_first=True)),
+              (5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_an_example_moves_the_bfloat16_sum_by_no_more_than_the_bound(name):
+    "Neighbours count, too: their gradients must come out the same without the row."
+    make, shape = BOUNDED[name]
+    x, y = adversarial_images(shape)
+    for bound in (1e-3, 3.):
+        assert most_moved(bf16_engine(fast_grad_sum), make(), LOSS, x, y, bound) <= SLACK
 
 
 def test_the_default_is_the_one_of_the_lesson():

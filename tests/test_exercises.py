@@ -88,8 +88,8 @@ def test_a_lesson_has_stubs_and_folded_solutions(stem):
     for cell in solutions:
         assert cell.source.startswith("# solution\n"), "the folded cell shows its first line"
         assert cell.metadata.jupyter.source_hidden
-    headings = [c for c in cells(stem) if "### Exercise" in c.source]
-    assert len(headings) == len(stubs)
+    prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
+    assert prose.count("### Exercise") == len(stubs)
 
 
 @pytest.mark.parametrize("check", **by_check)
@@ -211,6 +211,7 @@ EDITS = {  # diagnosis -> (what the right sampler says, what the wrong one says)
                               "            return torch.tensor(drawn, dtype=torch.int64)\n"),
 }
 WRONG["check_poisson_by_jumps"] = {words: JUMPS.replace(*edit) for words, edit in EDITS.items()}
+SLOW = {"check_guilty", "check_poisson_by_jumps", "check_fair_coins"}  # thousands of calls each
 ROWS = [(check, words) for check in sorted(WRONG) for words in WRONG[check]]
 
 
@@ -223,7 +224,7 @@ def test_every_exercise_is_in_the_table():
 def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
     code = WRONG[check][words]
     code = code if code.startswith("def") else f"{NAMES[check][1]} = {code}"
-    for seed in (1, 2):
+    for seed in (1,) if check in SLOW else (1, 2):
         card = verdict(code, check, spaces, seed)
         assert not card.solved and card.numbers
         assert words in card.why, card

@@ -1,7 +1,9 @@
 "What must be refused before the first step is refused by name, and innocent networks are not."
+import threading
 import time
 from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ from dp_course.accounting import PrivacyPlan, RDPAccountant
 from dp_course.batches import Views
 from dp_course.clipping import AdaptiveClip, AutoClip, LayerClip
 from dp_course.data import Examples
-from dp_course.dpsgd import FlatClip, loop_grad_sum
-from dp_course.engines import bf16_engine, fast_grad_sum, fixed_shape
+from dp_course.dpsgd import FlatClip, loop_grad_sum, trainable
+from dp_course.engines import bf16_engine, fast_grad_sum, fixed_shape, refuse_statistics
 from dp_course.gradients import (
     bookkeeping_grad_sum,
     ghost_grad_sum,
@@ -22,6 +24,8 @@ from dp_course.gradients import (
     vmap_grad_sum,
 )
 from dp_course.guards import (
+    check_labels,
+    check_model,
     check_plan,
     prove_separate,
     refuse_mixed_clip,
@@ -447,8 +451,9 @@ def test_wrong_engines_are_refused(engine, words):
 
 def test_sizes_with_the_time_there_is():
     model = nn.Sequential(nn.Flatten(), nn.Linear(35, 3))
-    assert prove_separate(fast_grad_sum, model, loss, floats(7, 5), budget=60.) == (3, 4, 5, 7, 35)
-    assert prove_separate(fast_grad_sum, model, loss, floats(7, 5), budget=0.) == (3, 4)
+    prove = partial(prove_separate, fast_grad_sum, model, loss, floats(7, 5))
+    assert prove(budget=60.) == (3, 4, 5, 7, 8, 35)
+    assert prove(budget=0.) == (3, 4)
 
 
 def test_rows_that_prove_nothing_are_said():
@@ -819,6 +824,8 @@ def test_the_batches_of_the_run_are_tried_too(model, options):
     data = Examples(some.train_x, some.train_y, normalize=options.pop("normalize", None))
     with pytest.raises(ValueError, match="mixes examples|not its own: at a batch of 60"):
         Trainer(model, data, plan, **options)
+    if "augment" in options:  # that works on blocks of 128, whatever the micro-batch
+        options["augment"] = lambda x, y, generator: (beyond(130)(x), y)
     Trainer(model, data, plan, **options, micro_batch=40)  # never gets more
 
 
@@ -1008,3 +1015,638 @@ def test_a_recurrent_layer_with_the_batch_first_is_for_the_loop():
     with pytest.raises(ValueError, match="opacus.layers.DPLSTM there, or pass loop_grad_sum"):
         prove_separate(fast_grad_sum, LastState(), loss_fn, data)
     prove_separate(loop_grad_sum, LastState(), loss_fn, data)
+
+
+# Attacks on the proof itself: whatever mixes must be refused, wherever it hides
+
+
+def attacked(model=None, data=None, loss_fn=loss, engine=fast_grad_sum, **options):
+    "A trainer of batches of 60 from 200 examples."
+    plan = PrivacyPlan(n=200, batch_size=60, steps=2, eps=3., delta=1e-5, accountant=RDPAccountant)
+    data = data or floats(5, n=200, classes=10)
+    return Trainer(model or nn.Linear(5, 10), data, plan, loss_fn=loss_fn, engine=engine, **options)
+
+
+def of_losses(f):
+    "A loss that treats the losses of a batch together."
+    return lambda output, y: f(loss(output, y), output, y)
+
+
+def every(k, f):
+    "Only in batches of a multiple of k."
+    return lambda rows: f(rows) if len(rows) % k == 0 else rows
+
+
+def centre(rows):
+    return rows - rows.mean(0)
+
+
+class Smoothed:
+    "A loss that adds a running mean, from its 1000th call on."
+    def __init__(self, late=0):
+        self.mean, self.calls, self.late = 0., 0, late
+
+    def __call__(self, output, y):
+        each = loss(output, y)
+        self.calls += 1
+        self.mean = .9*self.mean + .1*each.detach().mean().item()
+        return each*(1 + self.mean) if self.calls > self.late else each
+
+
+class Before:
+    "A loss against the outputs of the former batch."
+    def __init__(self):
+        self.last = 0.
+
+    def __call__(self, output, y):
+        last, self.last = self.last, output.detach().mean(0)
+        return loss(output - last, y)
+
+
+def same_label(output, y):
+    near_by = torch.cdist(output, output)*(y[:, None] == y)
+    return loss(output, y) + near_by.sum(1)
+
+
+def own_share(each, output, y):
+    return each/torch.bincount(y, minlength=10)[y]
+
+
+def of_label_7(each, output, y):
+    return torch.where(y == 7, each/each[y == 7].detach().sum().clamp(min=1e-3), each)
+
+
+def of_the_mean(each, output, y):
+    "No value moves, only gradients."
+    mean = output.mean(0)
+    return each + ((mean - mean.detach())*output.detach()).sum(1)
+
+
+def in_batch_negatives(output, y):
+    rows = F.normalize(output, dim=1)
+    return F.cross_entropy(10*rows @ rows.T, torch.arange(len(y)), reduction="none")
+
+
+def hardest(each, output, y):
+    kept = torch.zeros_like(each)
+    kept[each.topk(max(1, len(each)//4)).indices] = 1
+    return each*kept
+
+
+LOSSES = {
+    "by_largest": of_losses(lambda each, *_: each/each.max()),
+    "by_largest_detached": of_losses(lambda each, *_: each/each.detach().max()),
+    "above_median": of_losses(lambda each, *_: each*(each > each.median())),
+    "softmax": of_losses(lambda each, *_: each*F.softmax(each.detach(), 0)),
+    "covariance": of_losses(lambda each, output, y: each + torch.cov(output.T).square().sum()),
+    "deviation": of_losses(lambda each, output, y: each + (1 - output.std(0)).relu().mean()),
+    "sorted": of_losses(lambda each, *_: each*each.argsort().argsort()),
+    "cumsum": of_losses(lambda each, *_: each.cumsum(0)),
+    "cumsum_from_below": of_losses(lambda each, *_: each.flip(0).cumsum(0).flip(0)),
+    "class_weights": of_losses(own_share),
+    "random": of_losses(lambda each, *_: each*torch.rand(len(each))),
+    "same_label": same_label,
+    "label_7": of_losses(of_label_7),
+    "gradient_only": of_losses(of_the_mean),
+    "in_batch_negatives": in_batch_negatives,
+    "hardest": of_losses(hardest),
+    "next_label": lambda output, y: loss(output, y.roll(1, 0)),
+    "mixup": lambda output, y: .5*loss(output, y) + .5*loss(output, y.flip(0)),
+    "above_50": of_losses(lambda each, *_: beyond(50)(each)),
+    "eights": of_losses(lambda each, *_: every(8, centre)(each)),
+    "sevens": of_losses(lambda each, *_: every(7, centre)(each)),
+    "large": of_losses(lambda each, *_: each*(1 + (each.detach().max() > 20))),
+    "running_mean": Smoothed(),
+    "running_mean_later": Smoothed(late=1000),
+    "former_batch": Before(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_loss_that_mixes_gets_through(name):
+    with pytest.raises(ValueError, match="loss_fn (mixes|keeps)|not its own"):
+        attacked(loss_fn=LOSSES[name])
+
+
+def whole(norms):
+    return torch.linalg.vector_norm(norms, dim=0)
+
+
+class HardlyNoised(FlatClip):
+    def update(self, norms, generator=None):
+        noise = torch.randn((), generator=generator).item()
+        self.max_norm = whole(norms).median().item()*(1 + 1e-6*noise)
+
+
+class Unpaid(FlatClip):
+    "Noised as it should be, but `std` does not pay for it."
+    def update(self, norms, generator=None):
+        above = (whole(norms) > self.max_norm).double().sum()
+        noised = (above + 3*torch.randn((), generator=generator))/60
+        self.max_norm *= (.2*(noised - .5)).exp().item()
+
+
+class LearnsWhenCalled(FlatClip):
+    def __call__(self, norms):
+        factors = super().__call__(norms)
+        self.next = norms.mean().item()
+        return factors
+
+    def update(self, norms, generator=None):
+        self.max_norm = getattr(self, "next", 1.)
+
+
+class KeepsAList(FlatClip):
+    def __post_init__(self):
+        super().__post_init__()
+        self.seen = {"medians": []}
+
+    def update(self, norms, generator=None):
+        self.seen["medians"].append(whole(norms).median())
+
+
+class FifthTime(FlatClip):
+    calls = 0
+
+    def update(self, norms, generator=None):
+        self.calls += 1
+        if self.calls == 5:
+            self.max_norm = whole(norms).median().item()
+
+
+class Weighed(FlatClip):
+    "Factors that the function `how` of (factors, norms) changes."
+    def __init__(self, how):
+        super().__init__(1.)
+        self.how = how
+
+    def __call__(self, norms):
+        return self.how(super().__call__(norms), norms)
+
+
+CLIPS = {
+    "hardly_noised": HardlyNoised(1.), "unpaid": Unpaid(1.), "in_call": LearnsWhenCalled(1.),
+    "list": KeepsAList(1.), "fifth": FifthTime(1.),
+    "mean": Weighed(lambda f, norms: torch.minimum(f, f.mean(1, keepdim=True))),
+    "sevens": Weighed(lambda f, norms: f*f.mean() if f.shape[1] % 7 == 0 else f),
+    "at_60": Weighed(lambda f, norms: f*f.mean() if f.shape[1] == 60 else f),
+    "long": Weighed(lambda f, norms: f*(.5 if (whole(norms) > 1e4).any() else 1)),
+    "nan": Weighed(lambda f, norms: f if norms.isfinite().all() else 0*f),
+    "first": Weighed(lambda f, norms: torch.cat([f[:, :1]*f.mean(), f[:, 1:]], 1)),
+    "budget": Weighed(lambda f, norms: f*(whole(f*norms).cumsum(0) < 5)),
+}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_no_clip_that_mixes_or_learns_for_nothing_gets_through(name):
+    with pytest.raises(ValueError, match="mixes examples|without noise|too little noise"):
+        attacked(clip=CLIPS[name])
+
+
+@pytest.mark.parametrize("clip", [
+    FlatClip(1.), AutoClip(1.), AdaptiveClip(60.), AdaptiveClip(60., lr=2., quantile=.9),
+    AdaptiveClip(60., bit_sigma=30.), LayerClip(1.), LayerClip([1., 2.]),
+    LayerClip(1., groups=[0, 1], batch_size=60.),
+    LayerClip([.1, 3.], groups=[0, 1], batch_size=60., own_noise=True), Jitters(1.)])
+def test_learning_that_is_paid_for_gets_through(clip):
+    for sigma in (.7, 1., 3.):
+        refuse_unbounded(clip, sigma, 2)
+    attacked(clip=clip)
+
+
+class Follows(AdaptiveClip):
+    "An adaptive clip that pays for a part of its noise only."
+    part = 1.
+
+    def std(self, sigma):
+        return self.part*super().std(sigma) + (1 - self.part)*sigma*self.max_norm
+
+
+def test_learning_that_is_paid_for_in_part_does_not():
+    clip = Follows(60.)
+    refuse_unbounded(clip, 1., 2)
+    clip.part = .25
+    with pytest.raises(ValueError, match="learns max_norm with too little noise"):
+        refuse_unbounded(clip, 1., 2)
+
+
+def bytes_of(n=200):
+    x = torch.randint(256, (n, 1, 8, 8), dtype=torch.uint8, generator=gen())
+    return Examples(x, torch.arange(n) % 10)
+
+
+def scaled(by):
+    return lambda x: x.float()/by(x.float())
+
+
+NORMALIZATIONS = {
+    "maximum": scaled(torch.amax), "median": scaled(lambda x: 1 + x.median()),
+    "range": lambda x: (x.float() - x.amin())/(1 + x.amax() - x.amin()),
+    "quantile": scaled(lambda x: 1 + x.flatten().quantile(.999)),
+    "maximum_above_4": lambda x: x.float()/(x.amax() if len(x) > 4 else 255),
+    "eights": lambda x: every(8, centre)(x.float()),
+    "large": scaled(lambda x: x.amax().clamp(min=200)),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_no_normalization_that_mixes_gets_through(name):
+    data = bytes_of().replace(normalize=NORMALIZATIONS[name])
+    with pytest.raises(ValueError, match="normalize mixes examples"):
+        attacked(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data)
+
+
+def every_seventh(x, y, generator):
+    return every(7, lambda rows: .5*rows + .5*rows.roll(1, 0))(x), y
+
+
+def with_its_class(x, y, generator):
+    own = (y[:, None] == y).to(x)
+    return .5*x + .5*own @ x/own.sum(1, keepdim=True), y
+
+
+def drawn_after_counting(x, y, generator):
+    torch.rand(int((x > 0).sum()), generator=generator)
+    return x + .1*torch.randn(x.shape, generator=generator), y
+
+
+def other_labels(x, y, generator):
+    return x, y[torch.randperm(len(y), generator=generator)]
+
+
+class FormerBatch:
+    "Mixes with the batch before."
+    last = 0.
+
+    def __call__(self, x, y, generator):
+        last, self.last = self.last, x.mean(0)
+        return .9*x + .1*last, y
+
+
+@pytest.mark.parametrize("augment", [every_seventh, with_its_class, drawn_after_counting,
+                                     other_labels, FormerBatch()])
+def test_no_augmentation_that_mixes_gets_through(augment):
+    with pytest.raises(ValueError, match="augment (mixes|keeps)"):
+        attacked(augment=augment)
+
+
+class Inside(nn.Module):
+    "Whatever `f` does to the rows between two layers."
+    def __init__(self, f, d=5):
+        super().__init__()
+        self.inner, self.out, self.f = nn.Linear(d, 8), nn.Linear(8, 10), f
+
+    def forward(self, x):
+        return self.out(self.f(self.inner(x).tanh()))
+
+
+class OfInput(nn.Module):
+    "Whatever `f` does to the rows, before the only layer."
+    def __init__(self, f):
+        super().__init__()
+        self.out, self.f = nn.Linear(5, 10), f
+
+    def forward(self, x):
+        return self.out(self.f(x))
+
+
+class Counted(nn.Module):
+    "Centres the rows after some calls."
+    def __init__(self, calls):
+        super().__init__()
+        self.out, self.left = nn.Linear(5, 10), calls
+
+    def forward(self, x):
+        self.left -= 1
+        return self.out(x if self.left >= 0 else centre(x))
+
+
+class ForEvaluation(nn.Module):
+    "Learns a mean that it subtracts in eval mode only, and keeps it where BatchNorm does not."
+    def __init__(self, where):
+        super().__init__()
+        self.out, self.where, self.kept = nn.Linear(5, 10), where, torch.zeros(5)
+        if where == "parameter":
+            del self.kept
+            self.kept = nn.Parameter(torch.zeros(5), requires_grad=False)
+
+    def get_extra_state(self):
+        return self.kept if self.where == "extra state" else None
+
+    def set_extra_state(self, state):
+        pass
+
+    def forward(self, x):
+        if self.training:
+            mean = .1*x.detach().mean(0)
+            if self.where == "parameter":
+                self.kept.data.add_(mean.to(self.kept))
+            else:
+                self.kept = self.kept.to(x) + mean
+            return self.out(x)
+        return self.out(x if self.where == "extra state" else x - self.kept)
+
+
+class StartsFromData(nn.Module):
+    "Sets its scale from the first batch, as ActNorm does."
+    def __init__(self):
+        super().__init__()
+        self.scale, self.out, self.set = nn.Parameter(torch.ones(5)), nn.Linear(5, 10), False
+
+    def forward(self, x):
+        if not self.set:
+            self.scale.data.copy_(1/(.1 + x.detach().std(0)))
+            self.set = True
+        return self.out(x*self.scale)
+
+
+class OneWord(nn.Module):
+    "Rows that hold word 7 see each other."
+    def __init__(self):
+        super().__init__()
+        self.word, self.out = nn.Embedding(11, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        h = self.word(x).mean(1)
+        seven = (x == 7).any(1)
+        return self.out(torch.where(seven[:, None], h - h[seven].sum(0), h))
+
+
+MODELS = {
+    "above_4": Inside(beyond(4)), "above_50": Inside(beyond(50)),
+    "eights": Inside(every(8, centre)), "sevens": Inside(every(7, centre)),
+    "large": OfInput(lambda x: x*(1 + (x.abs().amax() > 6))),
+    "very_large": OfInput(lambda x: x*(1 + (x.abs().amax() > 1000))),
+    "after_1": Counted(1), "after_3": Counted(3),
+    "parameter": ForEvaluation("parameter"), "attribute": ForEvaluation("attribute"),
+    "extra": ForEvaluation("extra state"), "from_data": StartsFromData(),
+    "half": Inside(lambda h: h*(h[:, 0].argsort().argsort() >= len(h)//2)[:, None]),
+    "gradient": Inside(lambda h: h + h.mean(0) - h.mean(0).detach()),
+    "threshold": Inside(lambda h: h*(h.abs() > .3*h.abs().amax())),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_no_model_that_mixes_gets_through(name):
+    words = "mixes examples|not its own|keeps statistics|remembers examples"
+    with pytest.raises(ValueError, match=words):
+        attacked(MODELS[name])
+
+
+def test_mixing_for_one_word_is_noticed():
+    with pytest.raises(ValueError, match="mixes examples"):
+        attacked(OneWord(), tokens(6, n=200))
+
+
+def by_another_norm(model, loss_fn, x, y, clip):
+    "Returns the norms, but clips by others."
+    return loop_grad_sum(model, loss_fn, x, y, lambda norms: clip(norms/2))
+
+
+def for_some(model, loss_fn, x, y, clip):
+    "Some examples are not clipped at all."
+    grads, norms = loop_grad_sum(model, loss_fn, x, y, torch.ones_like)
+    clip(norms[:, 1:])
+    return grads, norms
+
+
+def trains(model, loss_fn, x, y, clip):
+    "Takes a step of its own."
+    grads, norms = loop_grad_sum(model, loss_fn, x, y, clip)
+    with torch.no_grad():
+        for name, p in trainable(model).items():
+            p.sub_(1e-3*grads[name].to(p))
+    return grads, norms
+
+
+def doubles_above_50(model, loss_fn, x, y, clip):
+    grads, norms = loop_grad_sum(model, loss_fn, x, y, clip)
+    return {name: g*(1 + (len(x) > 50)) for name, g in grads.items()}, norms
+
+
+@pytest.mark.parametrize("engine, words", [
+    (by_another_norm, "not its own"), (for_some, "asked its clip about"),
+    (trains, "changes parameters"), (doubles_above_50, "not its own: at a batch of 60"),
+    (lambda model, x: None, "An engine is")])
+def test_engines_that_only_look_right_are_refused(engine, words):
+    with pytest.raises(ValueError, match=words):
+        attacked(engine=engine)
+
+
+def test_what_outwaits_the_proof_is_not_seen():
+    "The stated limit, so that nobody believes in more."
+    attacked(Counted(10**4))
+    attacked(Inside(lambda h: centre(h) if len(h) == 61 else h))
+
+
+# Normalizations, and weights that are computed
+
+
+def frozen(layer):
+    for p in layer.parameters():
+        p.requires_grad_(False)
+    return layer
+
+
+@pytest.mark.parametrize("layer, idle", [
+    (nn.BatchNorm1d(5), False), (nn.BatchNorm1d(5).eval(), False),
+    (frozen(nn.BatchNorm1d(5)), False), (frozen(nn.BatchNorm1d(5)).eval(), True),
+    (frozen(nn.BatchNorm1d(5, track_running_stats=False)).eval(), False),
+    (frozen(nn.SyncBatchNorm(5)), False), (nn.SyncBatchNorm(5).eval(), False),
+    (nn.InstanceNorm1d(5, track_running_stats=True).eval(), True),
+    (nn.InstanceNorm1d(5, track_running_stats=True), False),
+    (nn.InstanceNorm1d(5, affine=True, track_running_stats=True).eval(), False)])
+def test_statistics_pass_an_engine_only_where_they_are_fixed(layer, idle):
+    "Frozen *and* in eval mode it is a scale and a shift; a trainer would switch it on."
+    if idle:
+        refuse_statistics(layer, "layer")
+    else:
+        with pytest.raises(ValueError, match="layer computes .*running statistics"):
+            refuse_statistics(layer, "layer")
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        model = nn.Sequential(nn.Linear(5, 5), layer, nn.Linear(5, 10))
+        with pytest.raises(ValueError, match="computes with the whole batch or keeps running"):
+            attacked(model)
+
+
+class Drifts(nn.Module):
+    "A parametrization that adds up what it has computed."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, w):
+        self.calls += 1
+        return w*(1 + .1*self.calls)
+
+
+def computed(how):
+    layer = nn.Linear(5, 10)
+    if how == "weight_norm":
+        return nn.utils.parametrizations.weight_norm(layer)
+    if how == "orthogonal":
+        return nn.utils.parametrizations.orthogonal(layer)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Drifts())
+    return layer
+
+
+@pytest.mark.parametrize("engine", [fast_grad_sum, vmap_grad_sum, loop_grad_sum])
+@pytest.mark.parametrize("how", ["weight_norm", "orthogonal"])
+def test_computed_weights_without_state_are_innocent(how, engine):
+    if engine is vmap_grad_sum and how == "orthogonal":
+        pytest.skip("vmap has no rule for it, and says so")
+    prove_separate(engine, computed(how), loss, floats(5))
+
+
+def test_computed_weights_that_drift_are_refused():
+    with pytest.raises(ValueError, match="not its own"):
+        prove_separate(fast_grad_sum, computed("drift"), loss, floats(5))
+
+
+# Errors in the caller's words, before anything is charged
+
+
+def weighted(model):
+    return lambda output, y: loss(output, y) + .01*model.weight.square().sum()
+
+
+@pytest.mark.parametrize("engine", [fast_grad_sum, vmap_grad_sum, loop_grad_sum])
+def test_weight_decay_inside_the_loss_is_refused(engine):
+    model = nn.Linear(5, 10)
+    with pytest.raises(ValueError, match="loss_fn uses parameter weight itself.*weight_decay"):
+        attacked(model, loss_fn=weighted(model), engine=engine)
+
+
+def long(*shape, most=3):
+    return torch.randint(most, shape, generator=gen())
+
+
+@pytest.mark.parametrize("y, words", [
+    (long(200, most=11), "label 10 is out of range"), (long(200) - 1, "label -1 is out of range"),
+    (long(200).float(), r"labels are \(4,\) float32 .*y.long\(\)"),
+    (long(200, 1), r"labels are \(4, 1\) int64 .*whole numbers of shape \(n,\)"),
+    (long(200).bool(), r"labels are \(4,\) bool .*y.long\(\)")])
+@pytest.mark.parametrize("known", [loss, nn.CrossEntropyLoss(reduction="none")],
+                         ids=["function", "module"])
+def test_labels_that_do_not_fit_are_refused(y, words, known):
+    data = Examples(torch.randn(200, 5), y)
+    with pytest.raises(ValueError, match=words):
+        attacked(data=data, loss_fn=known)
+    with pytest.raises(ValueError, match="out of range|loss_fn fails on made-up rows"):
+        attacked(data=data, loss_fn=lambda output, y: loss(output, y))
+
+
+def test_the_last_class_and_probabilities_are_labels():
+    check_labels(Examples(torch.randn(9, 5), torch.full((9,), 9)), loss, torch.zeros(4, 10))
+    attacked(data=Examples(torch.randn(200, 5), torch.full((200,), 9)))
+    attacked(data=Examples(torch.randn(200, 5), torch.rand(200, 10).softmax(1)))
+
+
+def small_table(*names):
+    x = {names[0]: torch.randn(200, 5), names[1]: torch.arange(200) % 4}
+    return Examples(x, torch.arange(200) % 3)
+
+
+class Row(NamedTuple):
+    image: torch.Tensor
+    numbers: torch.Tensor
+
+
+def test_misspelt_names_are_listed_and_named_tuples_kept():
+    attacked(Table(), small_table("numbers", "kind"))
+    with pytest.raises(ValueError, match="has 'numbers', 'kinds', the model takes numbers, kind"):
+        attacked(Table(), small_table("numbers", "kinds"))
+    x = Row(torch.randn(200, 1, 6, 6), torch.randn(200, 5))
+    trainer = attacked(Two(), Examples(x, torch.arange(200) % 3))
+    assert isinstance(trainer.step().data.rows(torch.arange(2))[0], Row)
+
+
+@pytest.mark.parametrize("model, data, words", [
+    (nn.Linear(6, 10), floats(5, n=200), r"model fails on made-up rows \(4, 5\) float32"),
+    (nn.Linear(6, 10), tokens(6, n=200), r"model fails on made-up rows \(4, 6\) int64.*ids"),
+    (nn.Conv2d(3, 3, 3), floats(5, n=200), "model fails on made-up rows"),
+    (frozen(nn.Linear(5, 10)), floats(5, n=200), "no trainable parameter"),
+    (nn.Identity(), floats(5, n=200), "no trainable parameter"),
+    (nn.LazyLinear(10), floats(5, n=200), "weight has no values yet"),
+    (nn.Linear(5, 10, device="meta"), floats(5, n=200), "weight has no values yet"),
+    (nn.Linear(5, 10, dtype=torch.cfloat), floats(5, n=200), "only real numbers"),
+    ("resnet", floats(5, n=200), "the model is a str: pass an nn.Module")])
+def test_models_that_cannot_be_trained_are_refused(model, data, words):
+    with pytest.raises(ValueError, match=words):
+        prove_separate(fast_grad_sum, model, loss, data)
+
+
+def test_a_model_that_can_be_trained_is_not():
+    check_model(nn.Linear(5, 3))
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        Examples(torch.zeros(0, 5), torch.zeros(0))
+
+
+@pytest.mark.parametrize("augment, words", [
+    (lambda x: x, "augment fails on made-up rows .*TypeError"),
+    (lambda x, y, generator: x, r"augment returned \(4, 5\) float32"),
+    (lambda x, y, generator: (x, 1), "as many rows"),
+    (lambda x, y, generator: (x[:2], y), "as many rows")])
+def test_augmentations_that_fail_say_so(augment, words):
+    with pytest.raises(ValueError, match=words):
+        attacked(augment=augment)
+
+
+def test_normalizations_and_losses_that_fail_say_so():
+    data = floats(5, n=200, classes=10)
+    with pytest.raises(ValueError, match="normalize fails on made-up rows .*TypeError"):
+        attacked(data=data.replace(normalize=lambda: 1))
+    with pytest.raises(ValueError, match="loss_fn fails on made-up rows .* and .*TypeError"):
+        attacked(loss_fn=lambda output: 1)
+    with pytest.raises(ValueError, match=r"loss_fn returned \(\) for 4 rows"):
+        attacked(loss_fn=F.cross_entropy)
+
+
+# How the proof is done
+
+
+def test_the_proof_is_exact_and_changes_nothing_for_others():
+    "The engine is compared in float64, and torch's default dtype is never touched."
+    seen = []
+
+    def spy(model, loss_fn, x, y, clip):
+        seen.append((model.weight.dtype, x.dtype, torch.get_default_dtype()))
+        return fast_grad_sum(model, loss_fn, x, y, clip)
+
+    prove_separate(spy, nn.Linear(5, 3), loss, floats(5))
+    assert set(seen) == {(torch.float64, torch.float64, torch.float32)}
+
+
+def test_what_a_model_makes_has_its_precision():
+    seen = []
+
+    class Makes(nn.Linear):
+        def forward(self, x):
+            seen.append(torch.zeros(1).dtype)
+            return torch.cat([super().forward(x) + torch.ones(3), torch.zeros(len(x), 1)], 1)
+
+    prove_separate(vmap_grad_sum, Makes(5, 3), loss, floats(5))
+    assert set(seen) == {torch.float64, torch.float32}
+
+
+def test_several_threads_may_prove_at_once():
+    found, threads = [], torch.get_num_threads()
+
+    def prove(mix):
+        try:
+            found.append((mix, prove_separate(fast_grad_sum, Float32Only(mix), loss, floats(5))))
+        except ValueError as error:
+            found.append((mix, str(error)))
+
+    running = [threading.Thread(target=prove, args=(i % 2 == 1,)) for i in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert all(isinstance(said, str) == mix for mix, said in found) and len(found) == 4
+    assert torch.get_num_threads() == threads and torch.get_default_dtype() == torch.float32

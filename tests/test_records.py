@@ -259,7 +259,8 @@ def test_lines_say_what_the_run_was(tmp_path):
     model = nn.Linear(3, 2)
     trainer = SimpleNamespace(
         plan=plan, model=model, data=SimpleNamespace(name="made up", test_y=torch.zeros(5)), t=10,
-        seed_policy="secret", device=torch.device("cpu"), epsilon=lambda: 2.9,
+        seed_policy="secret", device=torch.device("cpu"),
+        epsilon=lambda accountant=None: 3.1 if accountant else 2.9, computed=11,
         statement=lambda: "words", clip=SimpleNamespace(sensitivity=.5),
         optimizer=torch.optim.SGD(model.parameters(), .25))
     start = R.start_line({"preset": "p", "lr": .25}, trainer, None, 7)

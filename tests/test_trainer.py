@@ -19,15 +19,9 @@ from dp_course.batches import Views
 from dp_course.data import Examples
 from dp_course.docs import document
 from dp_course.dpsgd import FlatClip, loop_grad_sum
-from dp_course.trainer import (
-    Ledger,
-    SecretSeed,
-    Trainer,
-    accuracy,
-    binary_accuracy,
-    squared_error,
-    step_generator,
-)
+from dp_course.ledger import STEPS, Entry, Ledger
+from dp_course.randomness import SecretSeed, step_generator
+from dp_course.trainer import Trainer, accuracy, binary_accuracy, squared_error
 
 plan_of = partial(PrivacyPlan, n=12, batch_size=4, eps=3., delta=1e-5, accountant=RDPAccountant)
 sgd = partial(torch.optim.SGD, lr=1.)
@@ -67,15 +61,19 @@ def test_seed_keeps_its_history_and_its_secret():
     assert turned.continued("8", 5).key == "8 after 7 after abc, step 3, step 5"
 
 
-def test_ledger_charges_each_computed_step_once():
+def a_look(t, digest="a", stream="s"):
+    return Entry(STEPS, .5, 1., stream, t, digest)
+
+
+def test_ledger_charges_each_computed_sum_once():
     ledger = Ledger()
     for t in (0, 1, 2, 2):
-        ledger.charge("a", t)
-    assert ledger.computed == 3 and ledger.left("a", 3, 8) == 5
-    assert ledger.left("a", 1, 8) == 7  # two of them again
-    assert ledger.left("b", 1, 8) == 5
-    ledger.merge({"a": [2, 3], "b": [1]})
-    assert ledger.computed == 5 and ledger.left("b", 8, 8) == 0
+        ledger.charge(a_look(t))
+    assert ledger.computed == 3 and ledger.left(3, 5, steps=8) == 5
+    assert ledger.left(1, 5, steps=8) == 7  # two of them again
+    for look in (a_look(2, "b"), a_look(2, "a", "other seed"), a_look(3)):
+        assert not ledger.holds(look) and ledger.charge(look) and not ledger.charge(look)
+    assert ledger.computed == 6 and ledger.left(8, 2, steps=8) == 0
 
 
 def test_trainer_noise_is_sigma_times_sensitivity():
@@ -103,10 +101,10 @@ def test_every_purpose_has_its_own_randomness(monkeypatch):
         return step_generator(*name)
 
     run = trainer(augment=lambda x, y, g: (x, y), seed=9)
-    monkeypatch.setattr("dp_course.trainer.step_generator", noting)
+    monkeypatch.setattr("dp_course.randomness.step_generator", noting)
     run.fit(3)
-    assert len(asked) == len(set(asked)) == 12
-    assert {stream for _, stream, _ in asked} == {"sample", "augment", "noise", "clip"}
+    assert len(asked) == len(set(asked)) == 9
+    assert {stream.split()[0] for _, stream, _ in asked} == {"sample", "augment", "clip"}
     assert {seed for seed, _, _ in asked} == {"9"} and {t for _, _, t in asked} == {0, 1, 2}
 
 
@@ -196,7 +194,7 @@ def two_views(x, y, g):
 @pytest.mark.parametrize("micro", [1, 3, 50, 128, 200, 1000])
 def test_micro_batches_change_nothing(micro, augment):
     n = 400 if micro > 3 else 12  # more than three blocks of 128
-    make = partial(trainer, Plan(n, .9*n, 2, .5), n, clip=FlatClip(.3), seed=1, augment=augment)
+    make = partial(trainer, Plan(n, .9*n, 2), n, clip=FlatClip(.3), seed=1, augment=augment)
     whole = make().fit()
     parts = make(micro_batch=micro).fit()
     for p, w in zip(parts.model.parameters(), whole.model.parameters()):
@@ -255,7 +253,7 @@ def test_frozen_parameters_stay_and_cost_nothing():
         assert (p.grad is None) != p.requires_grad
 
 
-def test_a_step_that_fails_is_charged_and_its_noise_never_used_again():
+def test_a_step_that_fails_before_its_noise_costs_nothing():
     fail = [True]
 
     def engine(*args):
@@ -264,12 +262,31 @@ def test_a_step_that_fails_is_charged_and_its_noise_never_used_again():
         return loop_grad_sum(*args)
 
     run = trainer(Plan(12, 12, 3, 1.), engine=engine, seed=3)
+    before = run.model.weight.detach().clone()
     with pytest.raises(RuntimeError):
         run.step()
+    assert run.t == run.computed == 0 and torch.equal(run.model.weight, before)
+    other = trainer(Plan(12, 12, 3, 1.), engine=loop_grad_sum, seed=3).step()
+    assert run.step().t == run.computed == 1
+    assert torch.equal(run.model.weight, other.model.weight)  # nothing of it had been seen
+
+
+def test_a_step_that_fails_after_its_noise_is_charged():
+    run, fail = trainer(Plan(12, 12, 3, 1.), seed=3), [True]
+    step = run.optimizer.step
+
+    def failing():
+        if fail and fail.pop():
+            raise RuntimeError("out of memory")
+        return step()
+
+    run.optimizer.step = failing
+    with pytest.raises(RuntimeError):
+        run.step()
+    assert (run.t, run.computed) == (0, 1)
+    first = run.model.weight.grad.clone()
     run.step()
-    other = trainer(Plan(12, 12, 3, 1.), seed=3).step()
-    assert run.t == run.computed == 2
-    assert not torch.equal(run.model.weight.grad, other.model.weight.grad)
+    assert torch.equal(run.model.weight.grad, first) and run.t == run.computed == 1
 
 
 # Data and outputs of every kind

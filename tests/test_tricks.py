@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dp_course.accounting import PrivacyPlan, RDPAccountant, epsilon
+from dp_course.accounting import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.batches import Views
 from dp_course.data import load
 from dp_course.dpsgd import FlatClip, loop_grad_sum
 from dp_course.gradients import fast_grad_sum
-from dp_course.records import sweep
+from dp_course.randomness import new_seed
+from dp_course.records import end_line, sweep
 from dp_course.trainer import Trainer
 from dp_course.tricks import (
     EMA,
@@ -29,6 +30,7 @@ from dp_course.tricks import (
     linear,
     multiplicity,
     multiplicity_with_masks,
+    public,
     step_decay,
     swapped,
     views,
@@ -61,9 +63,9 @@ def make_plan(steps=12):
                        accountant=RDPAccountant)
 
 
-def trainer(digits, steps=12, seed=1, **kwargs):
+def trainer(digits, steps=12, seed=1, plan=None, **kwargs):
     kwargs = dict(engine=fast_grad_sum, optimizer=partial(torch.optim.SGD, lr=.5)) | kwargs
-    return Trainer(net(), digits, make_plan(steps), seed=seed, **kwargs)
+    return Trainer(net(), digits, plan or make_plan(steps), seed=seed, **kwargs)
 
 
 def same_weights(a, b):
@@ -519,7 +521,7 @@ def test_plateau_is_reduce_on_plateau():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.)
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, "max", factor=.5, patience=2, threshold=0., threshold_mode="abs")
-    ours = Plateau(lambda run: values[run.t//2-1], every=2)
+    ours = Plateau(public(lambda run: values[run.t//2-1]), every=2)
     run = SimpleNamespace(t=1, optimizer=SimpleNamespace(param_groups=[{"lr": 1.}]))
     for run.t in range(1, 2*len(values)+1):
         ours(run)
@@ -529,38 +531,82 @@ def test_plateau_is_reduce_on_plateau():
     assert len(ours.history) == len(values) and ours.history[-1][2] < 1
 
 
-def test_the_exact_metric_leaks_and_the_noisy_one_is_noised(digits):
+def looking_plan(sigma, looks, eps=3.):
+    return PrivacyPlan(n=1437, batch_size=64, steps=12, eps=eps, delta=1e-5,
+                       accountant=RDPAccountant, releases=(sigma,)*looks)
+
+
+def test_the_noisy_metric_is_noised(digits):
     x, y = digits.test_x[:50], digits.test_y[:50]
-    run = trainer(digits).fit(3)
+    free = SimpleNamespace(n=1437, batch_size=64, steps=12, q=64/1437, sigma=1., eps=math.inf,
+                           delta=1e-5, accountant=RDPAccountant)
+    run = Trainer(net(), digits, free).fit(3)
     exact = (run.model(digits.normalize(x)).argmax(1) == y).double().mean().item()
     noisy = NoisyAccuracy(x, y, 5., 500)
-    many = SimpleNamespace(model=run.model, outputs=run.outputs, t=3, callbacks=[noisy])
     draws = []
-    for many._seed in map(str, range(400)):
-        draws.append(noisy(many)*50 - exact*50)
+    for seed in range(400):
+        run._secret = new_seed(seed)
+        draws.append(noisy(run)*50 - exact*50)
     draws = torch.tensor(draws)
     assert abs(draws.mean()) < 5*5/20      # each fails by chance less than once in 1e6
     assert .8 < draws.std()/5 < 1.2
 
 
-def test_one_answer_per_step_and_no_more_than_paid_for(digits):
-    run = trainer(digits).fit(1)
+def test_equal_looks_are_one_and_no_more_than_planned_are_taken(digits):
+    run = trainer(digits, plan=looking_plan(3., 2, eps=8.)).fit(1)
     threes = digits.test_y == 3
     metric = NoisyAccuracy(digits.test_x[threes], digits.test_y[threes], 3., 2)
     first = metric(run)
+    assert metric(run) == first
+    answers = []
     for label in (3, 5):           # first all of them are right, then none
         run.model[1].bias.data.copy_(100*F.one_hot(torch.tensor(label), 10))
-        assert metric(run) == first  # the noise of a step answers once
-    run.fit(1)
-    assert metric(run) != first
-    run.fit(1)
-    with pytest.raises(ValueError, match="plan for more"):
-        metric(run)
+        try:
+            answers.append(metric(run))
+        except ValueError as error:
+            assert "2 looks were planned, and taken" in str(error)
+    assert len(answers) == 1 and abs(answers[0] - 1) > 1e-9
+    assert sum(n for _, sigma, n in run.accountant.history if sigma == 3.) == 2
+
+
+def test_looks_that_were_not_planned_are_refused_and_statement_says_the_total(digits, tmp_path):
+    plateau = Plateau(NoisyAccuracy(digits.train_x, digits.train_y, 5., 12), every=1)
+    run = trainer(digits, callbacks=[plateau])
+    with pytest.raises(ValueError, match=r"plan for it with PrivacyPlan\(releases"):
+        run.fit()
+    assert run.epsilon() <= 3 and not plateau.history
+    run = trainer(digits, callbacks=[plateau], plan=looking_plan(5., 12, eps=4.)).fit()
+    total = RDPAccountant().step(1., 5., 12).step(run.plan.q, run.plan.sigma, 12).epsilon(1e-5)
+    assert run.t == len(plateau.history) == 12
+    assert run.epsilon() == pytest.approx(total) and 2.5 < total <= 4
+    assert f"eps = {total:.4g}" in run.statement()
+    assert "12 x accuracy on 1437 private examples" in run.statement()
+    run.release(tmp_path/"r")
+    assert torch.load(tmp_path/"r", weights_only=True)["statement"] == run.statement()
+    end = end_line({"preset": "none"}, run, 1., .5, "steps")
+    by_pld = PLDAccountant().step(1., 5., 12).step(run.plan.q, run.plan.sigma, 12).epsilon(1e-5)
+    assert end["eps_rdp"] == pytest.approx(total) and run.epsilon(PLDAccountant) <= by_pld*1.001
+
+
+def test_exact_metrics_on_private_rows_are_refused(digits):
+    def exact(run):
+        return (run.model(digits.normalize(digits.train_x)).argmax(1) == digits.train_y).mean()
+
+    with pytest.raises(ValueError, match="nobody knows what it looks at"):
+        Plateau(exact, every=1)
+    Plateau(Trainer.evaluate, every=1)
+    held_out = digits.split(300)
+    plan = PrivacyPlan(n=1137, batch_size=64, steps=2, eps=3., delta=1e-5)
+    run = Trainer(net(), held_out, plan, callbacks=[Plateau(Trainer.evaluate, every=1)])
+    with pytest.raises(ValueError, match="held out of the private training set"):
+        run.step()
+    assert "validation split are nonprivate" in run.statement()
+    assert "validation" not in trainer(digits).statement()
 
 
 def test_two_metrics_do_not_share_their_noise(digits):
-    a, b = (Plateau(NoisyAccuracy(digits.test_x, digits.test_y, 3., 9), 1) for _ in range(2))
-    trainer(digits, callbacks=[a, b]).fit(2)
+    a, b = (Plateau(NoisyAccuracy(digits.test_x, digits.test_y, 30., 2), 1) for _ in range(2))
+    trainer(digits, callbacks=[a, b], plan=looking_plan(30., 4)).fit(2)
     assert a.history[0][1] != b.history[0][1]
 
 
@@ -579,21 +625,25 @@ def test_the_bill_is_the_composition():
 
 def test_plateau_resumes_bit_identically_with_its_bill(digits, tmp_path):
     def run(looks=6, **kwargs):
-        metric = NoisyAccuracy(digits.test_x, digits.test_y, 3., looks)
-        return trainer(digits, callbacks=[Plateau(metric, 2, patience=0)], **kwargs)
+        metric = NoisyAccuracy(digits.test_x, digits.test_y, 30., looks)
+        plan = looking_plan(30., 6)
+        return trainer(digits, callbacks=[Plateau(metric, 2, patience=0)], plan=plan, **kwargs)
     whole = run().fit()
     run().fit(6).save(tmp_path/"a")
+    run().load(tmp_path/"a").fit(2)  # this one is lost, but not its entries
     again = run().load(tmp_path/"a").fit()
     (a,), (b,) = whole.callbacks, again.callbacks
-    assert a.history == b.history and len(a.history) == 6 and a.metric.taken == b.metric.taken
-    other = run(looks=4, seed=9).load(tmp_path/"a")  # new randomness: 3 answers stay on the bill
-    with pytest.raises(ValueError, match="4 measurements were paid for"):
+    assert a.history == b.history and len(a.history) == 6
+    assert whole.epsilon() == again.epsilon() and again.computed == 12
+    run().fit(6).save(tmp_path/"b")
+    other = run(looks=4, seed=9).load(tmp_path/"b")  # new randomness: 3 answers stay on the bill
+    with pytest.raises(ValueError, match="4 looks were planned"):
         other.fit()
 
 
 @pytest.mark.parametrize("make", [
-    lambda: Plateau(max, 0), lambda: Plateau(max, 1, patience=-1),
-    lambda: Plateau(max, 1, factor=1.), lambda: NoisyAccuracy([], [], 1., 1),
+    lambda: Plateau(public(max), 0), lambda: Plateau(public(max), 1, patience=-1),
+    lambda: Plateau(public(max), 1, factor=1.), lambda: NoisyAccuracy([], [], 1., 1),
     lambda: NoisyAccuracy([1], [1], 0., 1), lambda: NoisyAccuracy([1], [1, 2], 1., 1),
     lambda: NoisyAccuracy([1], [1], 1., 0)])
 def test_plateaus_refuse(make):

@@ -62,12 +62,11 @@ def imports(cells):
 
 
 def question(cells, i):
-    "The heading of the exercise that a solution answers."
-    for cell in reversed(cells[:i]):
-        found = re.search(r"(?m)^### Exercise.*$", cell.source)
-        if cell.cell_type == "markdown" and found:
-            return found.group()
-    return "### Exercise"
+    "The heading of the exercise that a solution answers: the first heading for the first one."
+    before = sum(map(is_solution, cells[:i]))
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    found = re.findall(r"(?m)^### Exercise.*$", prose)
+    return found[before] if before < len(found) else "### Exercise"
 
 
 def split(notebook, path):

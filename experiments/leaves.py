@@ -1,0 +1,94 @@
+"""Tuning of the presets that begin with synthetic images, and of the ResNet-20 for a CPU.
+
+    python -m experiments leaves linear       3 rates, 120 steps each
+    python -m experiments leaves cnn          4 settings, 120 steps
+    python -m experiments leaves resnet       ResNet-20 for a CPU: 6 settings, 100 of 400 steps
+    python -m experiments leaves synthetic    ... from an encoder: 5 settings, 150 of 300 steps
+
+All on 45,000 training images and judged on the 5,000 others (`n_val`), never on the test set, at
+the sampling rate of the preset and at eps = 3 for the steps that are taken. The shorter runs of
+the ResNet-20 get the noise of the whole plan, so that a step is worth what it will be worth.
+Before these, 25 linear heads had looked at the same split in somebody else's trial, from which
+the features and the patches' weight come: `tuning_runs` counts them.
+"""
+import sys
+import time
+from dataclasses import asdict
+from functools import lru_cache
+
+from dp_course.leaves import buy_mean
+from dp_course.presets import make_config, make_plan, make_schedule
+from dp_course.records import measure
+from dp_course.train import load_data, make_trainer, usable_precision
+from experiments.harness import lines_of
+
+NAME = "leaves"
+SPLIT, N = 5000, 50_000
+FIELDS = "lr momentum schedule ema views head_steps".split()  # what is tried
+
+
+@lru_cache(maxsize=1)
+def images(preset):
+    "The validation split, loaded once."
+    return load_data(make_config(preset, n_val=SPLIT))
+
+
+def config_of_cell(cell):
+    "The preset at the same sampling rate on the smaller training set."
+    given = {key: value for key, value in cell.items() if key in FIELDS}
+    config = make_config(cell["base"], **given)
+    left = (N - SPLIT)/N
+    return make_config(cell["base"], **given, n_val=SPLIT, batch_size=left*config.batch_size)
+
+
+def run(
+    cell,       # stage, base (a preset), seed, stop, and the fields of `Config` that are tried
+    data=None,  # default: the validation split of CIFAR-10
+):              # one run, as `harness.work` wants it
+    "Train once and judge on the held-out images."
+    config = config_of_cell(cell)
+    data = data or images(cell["base"])
+    plan = make_plan(config, len(data))
+    trainer = make_trainer(config, data, cell["seed"], cell["seed"])
+    if config.centre:
+        buy_mean(trainer, config.centre)
+    trainer.callbacks.append(make_schedule(config, plan.steps))
+    began = time.perf_counter()
+    trainer.fit(min(cell.get("stop", plan.steps), plan.steps))
+    found = measure(trainer)
+    settings = asdict(config) | cell
+    del settings["preset"]  # the record is a sweep's
+    settings["precision"] = usable_precision(config, trainer.device)
+    return [lines_of(sys.modules[__name__], settings, trainer, time.perf_counter() - began,
+                     test_accuracy=found["accuracy"], eps_pld=plan.epsilon_after(trainer.t),
+                     accuracy_unaveraged=found.get("accuracy_unaveraged"))]
+
+
+def key(row):
+    return tuple(row.get(name) for name in ("base", "seed", *FIELDS, "stop"))
+
+
+def grid(preset, *settings, **same):
+    "A part: settings of one preset, one seed."
+    config = make_config(preset)
+
+    def cells(recorded):
+        found = []
+        for setting in settings:
+            usual = {name: getattr(config, name) for name in FIELDS}
+            told = dict(stage="tune", base=preset, seed=0)
+            found.append(told | usual | same | setting)
+        return found
+    return cells
+
+
+PARTS = {
+    "linear": grid("leaves-linear-eps3", *(dict(lr=lr) for lr in (2., 4., 8.))),
+    "cnn": grid("leaves-cnn-eps3", *(dict(lr=lr) for lr in (4., 8., 12.)),
+                dict(lr=8., schedule="constant")),
+    "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 2., 4.)),
+                   dict(lr=.4, momentum=.9), dict(lr=4., schedule="linear"),
+                   dict(lr=2., views=1), stop=100),
+    "synthetic": grid("resnet20-synthetic-eps3", dict(lr=1.), dict(lr=2.), dict(lr=4.),
+                      dict(lr=2., head_steps=50), dict(lr=2., head_steps=0), stop=150),
+}
