@@ -138,7 +138,7 @@ def _check(args):
     if args.seeds > 1 and args.resume:
         raise ValueError("--resume goes on with one run: leave --seeds out")
 
-
+# %% ../nbs/workshop/command.ipynb #00fa87c9
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 

@@ -22,7 +22,7 @@ from .command import Job, parse
 from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
     Stopwatch, TimeLimit, conclude, describe_start, discard, finish, tidy)
-from .core import _watched, keep_memory, machine, pick_device
+from .core import keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
@@ -37,6 +37,7 @@ from .pretrain import HeadFirst, load_start
 from .scattering import scattered
 from .trainer import Trainer
 from .tricks import EMA, multiplicity
+from .workbench import _watched
 
 _all_ = ["PRESETS"]
 
