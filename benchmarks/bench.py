@@ -1,5 +1,8 @@
 """Time and memory of every engine against plain SGD, Opacus and torch.func, in one run.
 
+A second table has the same plain and private step with the network in bfloat16, in units of the
+plain float32 step and of the plain bfloat16 step; with --compile also under torch.compile.
+
     python benchmarks/bench.py [--quick] [--device cuda] [--cases resnet20-128 ...] [--rounds 9]
 
 All engines of a case run once per round, in an order that rotates; a ratio compares an engine with
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +41,8 @@ from dp_course import gradients  # noqa: E402
 from dp_course.batches import Views, flatten_views  # noqa: E402
 from dp_course.core import PALETTE, machine, panels  # noqa: E402
 from dp_course.dpsgd import FlatClip, loop_grad_sum  # noqa: E402
-from dp_course.models import papernot_cnn, resnet20, wrn16_4  # noqa: E402
+from dp_course.engines import bf16_engine, fast_grad_sum, has_bfloat16  # noqa: E402
+from dp_course.models import WSConv2d, papernot_cnn, resnet20, wrn16_4  # noqa: E402
 
 try:
     import opacus.optimizers
@@ -55,14 +59,22 @@ CASES = {  # network, shape of an example, examples, views (None: not a batch of
     "resnet20-128": (resnet20, IMAGE, 128, None), "resnet20-256": (resnet20, IMAGE, 256, None),
     "wrn16_4-32": (wrn16_4, IMAGE, 32, None), "cnn26k-512": (papernot_cnn, DIGIT, 512, None),
     "resnet20-16x16": (resnet20, IMAGE, 16, 16), "wrn16_4-4x16": (wrn16_4, IMAGE, 4, 16)}
+HALF_CASES = ["resnet20-128", "resnet20-256", "wrn16_4-32"]
+HALF = ["plain bf16", "fast bf16"]
+COMPILED = ["plain compiled", "plain bf16 compiled", "fast bf16 compiled"]
+# Opacus has a rule for nn.Conv2d, and takes torch.func for WSConv2d unless it is given one, too
+PLAIN_NETWORK = {resnet20: partial(resnet20, conv=nn.Conv2d),
+                 wrn16_4: partial(wrn16_4, conv=nn.Conv2d)}
 OURS = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",
         "fast_grad_sum"]
 COMPARED = ["plain SGD", "fast_grad_sum"]
-OPACUS = {"opacus hooks": "hooks", "opacus functorch": "functorch", "opacus ghost": "ghost"}
+OPACUS = {"opacus hooks": "hooks", "opacus functorch": "functorch", "opacus ghost": "ghost",
+          "opacus hooks, WS rule": "rule", "opacus hooks, no WS": "plain network"}
 HOW = ("median and quartiles of same-round ratios to plain SGD; peak above imports, one process "
        "per engine, the median of five for plain SGD and fast_grad_sum; Opacus runs the same "
-       "network, and its functorch path where it has no rule for a layer (WSConv2d); it has no "
-       "views")
+       "network, and its functorch path where it has no rule for a layer (WSConv2d); 'WS rule': "
+       "with a rule for that layer registered, made of its own for nn.Conv2d; 'no WS': the network "
+       "with nn.Conv2d, in units of plain SGD with WSConv2d; it has no views")
 
 
 # --- one step of everything
@@ -84,15 +96,16 @@ def amp(device):
     return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
 
 
-def plain_step(case, device):
+def plain_step(case, device, half=False, compiled=False):
     "Forward, mean loss, backward: what every engine is compared with; no optimizer anywhere."
     model = model_of(case, device)
     x, y, _, _ = flatten_views(*data(case, device))
+    forward = torch.compile(model) if compiled else model
 
     def step():
         model.zero_grad(set_to_none=True)
-        with amp(device):
-            loss = F.cross_entropy(model(x), y)
+        with torch.autocast(device, torch.bfloat16) if half else amp(device):
+            loss = F.cross_entropy(forward(x), y)
         loss.backward()
 
     return step
@@ -128,15 +141,49 @@ def opacus_hooks(model, sgd, b, functorch):
     return wrapped, optimizer, F.cross_entropy, optimizer.clip_and_accumulate
 
 
+def standardized_rule(layer, activations, backprops):
+    "Opacus' rule for a convolution, and the Jacobian of weight standardization."
+    twin = nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride,
+                     layer.padding, layer.dilation, layer.groups, device="meta")
+    twin.weight, twin.bias = layer.weight, layer.bias  # its rule asks for the exact type
+    found = grad_sample.conv.compute_conv_grad_sample(twin, activations, backprops)
+    if layer.weight in found:
+        g = found[layer.weight]
+        c, f, h = (t.detach() for t in layer.centred())
+        flat = g.flatten(2)
+        along = (flat*c).sum(-1, keepdim=True)
+        raw = f*(flat - flat.mean(-1, keepdim=True)) - h*along*c
+        found[layer.weight] = raw.view(g.shape)
+    return found
+
+
+@contextmanager
+def registered(rule):
+    "Let Opacus know a rule for WSConv2d: it looks for one when it wraps, and at every step."
+    samplers = grad_sample.GradSampleModule.GRAD_SAMPLERS
+    samplers[WSConv2d] = rule
+    try:
+        yield
+    finally:
+        del samplers[WSConv2d]
+
+
 def opacus_step(case, device, mode):
-    "Opacus' own model and clipping, without noise; the same network."
+    "Opacus' own model and clipping, without noise; the same network, or the one without WS."
     if opacus is None or CASES[case][3]:
         raise NotImplementedError("Opacus is not here" if opacus is None else "Opacus has no views")
+    if mode in ("rule", "plain network") and CASES[case][0] not in PLAIN_NETWORK:
+        raise NotImplementedError("this network has no weight standardization")
     model = model_of(case, device)
+    if mode == "plain network":
+        model = PLAIN_NETWORK[CASES[case][0]]().to(device)
     x, y = data(case, device)
     sgd = torch.optim.SGD(model.parameters(), lr=0.)
     if mode == "ghost":
         wrapped, optimizer, loss_fn, clip = opacus_ghost(model, sgd, len(x))
+    elif mode == "rule":
+        with registered(standardized_rule):
+            wrapped, optimizer, loss_fn, clip = opacus_hooks(model, sgd, len(x), False)
     else:
         wrapped, optimizer, loss_fn, clip = opacus_hooks(model, sgd, len(x), mode == "functorch")
 
@@ -144,7 +191,8 @@ def opacus_step(case, device, mode):
         optimizer.zero_grad(set_to_none=True)
         with amp(device):
             loss = loss_fn(wrapped(x), y)
-        loss.backward()
+        with registered(standardized_rule) if mode == "rule" else nullcontext():
+            loss.backward()
         clip()
 
     return step
@@ -152,8 +200,12 @@ def opacus_step(case, device, mode):
 
 def make(case, name, device):
     "A function without arguments that does one step."
-    if name == "plain SGD":
-        return plain_step(case, device)
+    if name == "plain SGD" or name.startswith("plain "):
+        return plain_step(case, device, "bf16" in name, "compiled" in name)
+    if name == "fast bf16":
+        return engine_step(case, device, bf16_engine(fast_grad_sum))
+    if name == "fast bf16 compiled":  # the engine runs a compiled model uncompiled: compile itself
+        return engine_step(case, device, torch.compile(bf16_engine(fast_grad_sum)))
     if name == "one at a time":
         return engine_step(case, device, loop_grad_sum)
     if name in OPACUS:
@@ -210,6 +262,33 @@ def summarize(times, notes):
         rows[name] = dict(seconds=round(statistics.median(seconds), 5), ratio=round(median, 3),
                           q1=round(q1, 3), q3=round(q3, 3), rounds=len(seconds))
     return rows | {name: {"note": note} for name, note in notes.items()}
+
+
+def half_table(cases):
+    "Steps in bfloat16, in units of the plain float32 step and of the plain bfloat16 step."
+    lines = [f"{'':16}{'step':22}{'/plain float32':>15}{'/plain bf16':>13}"]
+    for case, rows in cases.items():
+        for name, row in rows.items():
+            if "note" in row:
+                lines.append(f"{case:16}{name:22} {row['note']}")
+            else:
+                by_half = f"{row['ratio_bf16']:13.2f}" if "ratio_bf16" in row else ""
+                lines.append(f"{case:16}{name:22}{row['ratio']:15.2f}{by_half}")
+    return "\n".join(lines)
+
+
+def run_half(case, rounds, device, compiled):
+    "Time plain and private steps in both precisions, all in the same rounds."
+    print(f"{case}, bfloat16: {rounds} rounds ...", flush=True)
+    names = ["plain SGD", *HALF, *(COMPILED if compiled else []), "fast_grad_sum"]
+    times, notes = time_case(case, names, rounds, device)
+    rows = summarize(times, notes)
+    for name, seconds in times.items():
+        if "plain bf16" in times:
+            ratios = [t/p for t, p in zip(seconds, times["plain bf16"])]
+            rows[name]["ratio_bf16"] = round(statistics.median(ratios), 3)
+    print(half_table({case: rows}), flush=True)
+    return rows
 
 
 # --- memory
@@ -308,6 +387,8 @@ def parse(argv):
     p.add_argument("--engines", nargs="*", default=None)
     p.add_argument("--rounds", type=int, default=None)
     p.add_argument("--no-memory", action="store_true")
+    p.add_argument("--compile", action="store_true",
+                   help="the second table also under torch.compile (needs a C++ compiler, minutes)")
     p.add_argument("--out", default=HERE.parent.parent/"out", type=Path, help="default: out/")
     p.add_argument("--peak", nargs=2, metavar=("CASE", "ENGINE"), help=argparse.SUPPRESS)
     args = p.parse_args(argv)
@@ -325,14 +406,20 @@ def main(argv=None):
     memory = not (args.quick or args.no_memory)
     cases = {case: run_case(case, ["plain SGD", *names], rounds, args.device, memory)
              for case in args.cases or (["resnet20-128", "cnn26k-512"] if args.quick else CASES)}
+    half = {}
+    if args.device == "cpu" and has_bfloat16("cpu") and not args.engines:
+        chosen = args.cases or (HALF_CASES[:1] if args.quick else HALF_CASES)
+        half = {case: run_half(case, rounds, args.device, args.compile)
+                for case in chosen if case in HALF_CASES}
     today = datetime.date.today().isoformat()
     result = dict(date=today, machine=machine(), device=args.device, malloc=MALLOC, cases=cases,
-                  how=HOW)
+                  bf16=half, load=os.getloadavg(), how=HOW)
     args.out.mkdir(parents=True, exist_ok=True)
     stem = args.out/f"{today}-bench-{args.device}{'-quick' if args.quick else ''}"
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     draw(cases, stem.with_suffix(".png"))
-    print("", table(cases), "", ", ".join(f"{k} {v}" for k, v in result["machine"].items()),
+    print("", table(cases), "", half_table(half), "",
+          ", ".join(f"{k} {v}" for k, v in result["machine"].items()),
           f"written: {stem.name}.json, .png", sep="\n")
     if not args.quick and not args.cases:
         subprocess.run([sys.executable, str(HERE.with_name("accounting.py"))], check=False)

@@ -22,15 +22,15 @@ from .randomness import normal
 @dataclass
 class AutoClip:
     "Scale every example to a length just below `max_norm`: its direction counts, hardly its size."
-    # ValueError: max_norm not positive and finite, gamma negative.
+    # ValueError: max_norm not positive and finite, gamma below 1e-9.
     # Bu et al. 2022 (arXiv 2206.07136).
     max_norm:float=1.  # C: no example's scaled gradient reaches this L2 norm
-    gamma:float=.01    # gradients much shorter than this stay short; 0 normalizes all
+    gamma:float=.01    # gradients much shorter than this stay short; with 0 rounding has no bound
 
     def __post_init__(self):
-        if not (0 < self.max_norm < math.inf and 0 <= self.gamma < math.inf):
-            raise ValueError(f"{self} bounds nothing: pass max_norm > 0 and gamma >= 0, say 1.0 "
-                             "and 0.01")
+        if not (0 < self.max_norm < math.inf and 1e-9 <= self.gamma < math.inf):
+            raise ValueError(f"{self} bounds nothing: pass max_norm > 0 and gamma >= 1e-9 (a norm "
+                             "near 0 is mostly rounding), say 1.0 and 0.01")
 
     def __call__(
         self,
@@ -40,7 +40,8 @@ class AutoClip:
         whole = torch.linalg.vector_norm(norms.double(), dim=0)  # (b,)
         usable = whole.isfinite() & (whole > 0)
         factors = torch.where(usable, self.max_norm/(whole + self.gamma), 0.)
-        return factors.to(norms.dtype).expand_as(norms)
+        wide = torch.promote_types(norms.dtype, torch.float32)  # half precision would round up
+        return factors.to(wide).expand_as(norms)
 
     sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the sum.")
 
@@ -205,7 +206,8 @@ class LayerClip:
         "Turn norms into factors, one per group and example."
         group, thresholds, groups = _by_group(self, norms)
         factors = (thresholds[:, None]/group).clamp(max=1)  # (k,b)
-        return torch.where(group.isfinite().all(0), factors, 0.)[groups].to(norms.dtype)
+        wide = torch.promote_types(norms.dtype, torch.float32)
+        return torch.where(group.isfinite().all(0), factors, 0.)[groups].to(wide)
 
     sensitivity = property(lambda self: self.max_norms.norm().item(), doc="sqrt(sum of C_k^2).")
 

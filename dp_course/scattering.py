@@ -22,6 +22,7 @@ from .batches import Views, flatten_views, losses_of
 from .checkpoints import load_checked, save_atomic
 from .core import data_root, patch_to, progress
 from .layers import KeptGradients, LinearWeight
+from .randomness import normal
 
 # %% ../nbs/11_features.ipynb #ad7fe4ba
 _PI = 3.1415  # as kymatio has it: 0.003 % per filter, kept so that the numbers are interchangeable
@@ -258,19 +259,34 @@ def _noisy_mean_of_rows(
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     factors = (bound/norms).clamp(max=1)
     clipped = torch.where(norms.isfinite(), rows*factors, 0.)
-    noise = torch.randn(rows.shape[1], generator=generator, dtype=rows.dtype)
+    noise = normal(rows.shape[1:], generator)
     return (clipped.sum(0) + sigma*bound*noise)/n
 
 
+def _check_release(sigma, max_norms):
+    "Refuse noise or bounds that hide nobody."
+    if not 0 < sigma < math.inf:
+        raise ValueError(f"{sigma=} is no noise multiplier: pass a finite number > 0, such as 8")
+    bounds = [float(bound) for bound in max_norms]
+    if len(bounds) != 2 or not all(0 < bound < math.inf for bound in bounds):
+        raise ValueError(f"{max_norms=} are no bounds: pass two positive finite numbers, for the "
+                         "means and for the mean squares")
+
+# %% ../nbs/11_features.ipynb #b7e3d0a1
 def private_channel_stats(
     features,        # (n,c,h,w)
     sigma:float,     # noise multiplier of each of the two releases
     max_norms,       # of one image's (c,) means and (c,) mean squares; chosen without the data
-    generator=None,  # `torch.Generator`
+    generator=None,  # `Stream` or `torch.Generator`
     n:int=None,      # public number of images; default len(features)
+    budget=None,     # `Budget` that the two releases are posted to before anything is drawn
 ):                   # mean (c,), std (c,)
     "Publish mean and std of every channel through two noisy sums."
+    # ValueError: sigma or a bound is not positive and finite, or the budget refuses.
     # Tramer & Boneh 2021 (arXiv 2011.11660). One image moves a sum of clipped rows by its bound.
+    _check_release(sigma, max_norms)
+    if budget is not None:
+        budget.post("channel statistics", sigma=sigma, steps=2)
     def release(power, bound):
         rows = [x.double().pow(power).mean((2, 3)) for x in features.split(1000)]
         people = n or len(features)

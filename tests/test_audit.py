@@ -271,3 +271,45 @@ def test_a_finding_shows_itself():
     assert text.startswith("**noise: no objection**") and "cannot see" in text
     assert "data:image/png;base64," in text and len(text) < 60_000
     assert "inf" not in str(found)
+
+
+# --- the real trainer, broken on purpose: the doors let its bugs through
+
+
+def half(clip, sigma):
+    return .5*sigma*clip.max_norm
+
+
+def longer(clip, norms):
+    return torch.ones_like(norms)*(1.1*clip.max_norm/norms.norm(dim=0)).clamp(max=1)
+
+
+def more_often(n, q, generator):
+    return poisson_indices(n, 1.06*q, generator)
+
+
+def silent_scalars(grads, std, batch_size, generator):
+    stds = [std if g.dim() else 0. for g in grads.values()]
+    return NOISY_MEAN(grads, stds, batch_size, generator)
+
+
+NOISY_MEAN = trainers.noisy_mean
+BREAKS = {
+    "half the noise": ("noise", FlatClip, "std", half),
+    "a tenth too long": ("replay", FlatClip, "__call__", longer),
+    "drawn more often": ("sampler", "dp_course.evidence", "poisson_indices", more_often),
+    "no noise on scalars": ("noise", trainers, "noisy_mean", silent_scalars),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_the_full_trainer_broken_is_caught(name, monkeypatch):
+    layer, where, what, instead = BREAKS[name]
+    if isinstance(where, str):
+        monkeypatch.setattr(f"{where}.{what}", instead)
+    else:
+        monkeypatch.setattr(where, what, instead)
+    # the guards of the constructor refuse some of these, too: here the audits are on trial
+    monkeypatch.setattr(trainers, "refuse_unbounded", lambda *args, **kwargs: None)
+    monkeypatch.setattr(trainers, "prove_separate", lambda *args, **kwargs: None)
+    assert not audit_all(FullTrainer, [layer])[layer]

@@ -67,7 +67,7 @@ PLAN = make_plan()
 FALL = make_plan(falling_noise(decay(1, .5, 30)))
 CLIPS = {
     "auto": lambda: AutoClip(.5),
-    "normalized": lambda: AutoClip(2., 0.),
+    "normalized": lambda: AutoClip(2., 1e-9),
     "adaptive": lambda: AdaptiveClip(100, .5),
     "equal": lambda: LayerClip(.5),
     "given": lambda: LayerClip([.1, .2, .3, .4]),
@@ -578,8 +578,8 @@ def test_auto_by_hand():
     factors = AutoClip(2., .5)(torch.tensor([[3., 0., 0.], [4., 0., 1e-30]]))
     assert torch.allclose(factors[0], torch.tensor([2/5.5, 0., 4.]))
     assert torch.equal(factors[0], factors[1])
-    normalized = AutoClip(2., 0.)(torch.tensor([[1e-6, 1e6]]))
-    assert torch.allclose(normalized, torch.tensor([[2e6, 2e-6]]))
+    normalized = AutoClip(2., 1e-9)(torch.tensor([[1e-6, 1e6]]))
+    assert torch.allclose(normalized, torch.tensor([[2e6, 2e-6]]), rtol=2e-3)
 
 
 @pytest.mark.parametrize("bad", [(0.,), (math.inf,), (1., -1.), (1., math.nan)])
@@ -625,3 +625,52 @@ def test_the_record_tells_the_truth():
     flat = next(row for row in rows if row["method"].startswith("flat"))
     spent = epsilon(q=flat["q"], sigma=flat["sigma"], steps=flat["steps"], delta=flat["delta"])
     assert spent == pytest.approx(flat["eps"], rel=1e-6)
+
+
+# rounding and other attacks on the bound
+
+HARD = [0., 5e-324, 1e-45, 1e-40, 1e-30, 1e-20, 1e-12, 1e-9, 1e-3, 1., 65504., 1e20, 3e38]
+
+
+def hard_norms(dtype):
+    "(3,b) norms, every hard one in every row beside zeros, and all rows at once."
+    one = torch.tensor(HARD, dtype=torch.float64)
+    zero = torch.zeros_like(one)
+    rows = [torch.stack([one, zero, zero]), torch.stack([zero, one, zero]), one.repeat(3, 1)]
+    return torch.cat(rows, 1).to(dtype)
+
+
+def all_clips():
+    plan = PrivacyPlan(n=1000, batch_size=100, steps=3, eps=8., delta=1e-5)
+    return [AutoClip(1.), AutoClip(3., 1e-9), LayerClip([1., 2., .5]), LayerClip(2.),
+            LayerClip([1., 2.], groups=[0, 0, 1]), AdaptiveClip(100., 1.5),
+            ScheduledClip([1., .8, .6], plan)]
+
+
+@pytest.mark.parametrize("clip", all_clips(), ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_no_norm_however_hard_passes_the_sensitivity(clip, dtype):
+    norms = hard_norms(dtype)
+    factors = clip(norms)
+    assert factors.isfinite().all()
+    moved = torch.linalg.vector_norm(norms.double()*factors.double(), dim=0)
+    moved = moved[norms.isfinite().all(0)]
+    slack = 1e-3 if dtype is torch.float16 else 1e-6
+    assert moved.max() <= clip.sensitivity*(1 + slack)
+    assert clip.std(1.) == pytest.approx(clip.sensitivity, rel=.02)
+
+
+@pytest.mark.parametrize("clip", all_clips(), ids=repr)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_norm_counts_for_nothing(clip, bad):
+    norms = torch.tensor([[bad, 1.], [1., 1.], [0., 1.]])
+    factors = clip(norms)
+    assert (factors[:, 0] == 0).all()
+    assert (factors[:, 1] > 0).all()
+
+
+@pytest.mark.parametrize("gamma", [0., 1e-30, -1., math.nan])
+def test_automatic_clipping_needs_its_gamma(gamma):
+    "Without it a gradient of 1e-22, whose squares underflow in float32, is stretched past C."
+    with pytest.raises(ValueError, match="gamma >= 1e-9"):
+        AutoClip(1., gamma)

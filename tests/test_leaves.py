@@ -367,6 +367,8 @@ def test_the_body_stands_still_then_moves_without_old_momentum():
         trainer.step()
         now = dict(trainer.model.named_parameters())
         assert sum(not torch.equal(now[name], p) for name, p in start.items()) == moved
+        remembered = sum(p in trainer.optimizer.state for p in trainer.params.values())
+        assert remembered == moved  # no momentum from mere noise
     with pytest.raises(ValueError, match="not paid"):
         trainer.step()  # the first phase is charged like any other
 
@@ -394,12 +396,13 @@ def test_the_plan_pays_for_the_mean():
     assert plan.epsilon_after(120) <= 3
 
 
-@pytest.mark.skipif(not hasattr(Trainer, "noisy"), reason="a trainer without noisy releases")
 @by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6)])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
     monkeypatch.setattr("dp_course.train.leafed", partial(L.leafed, recipe=FEW, cache=tmp_path))
-    job = Job(make_config(preset), out=tmp_path, device="cpu", seed=3)
-    end = run(job, say=lambda line: None, show=False)
+    config = make_config(preset)
+    for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=4),
+                Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
+        end = run(job, say=lambda line: None, show=False)  # picked up, nothing is bought twice
     start, *_, last = read_record(end["paths"]["record"])
     assert "synthetic leaves" in start["data"] and start["config"]["centre"] == 10
     assert end["test_accuracy"] > least and last["finished"]

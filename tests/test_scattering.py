@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from make_kymatio_reference import CASES, image
 from torch import nn
 
-from dp_course.accounting import PLDAccountant
+from dp_course.accounting import Budget, PLDAccountant
 from dp_course.batches import Views
 from dp_course.command import Job
 from dp_course.data import Examples, load
@@ -306,9 +306,40 @@ def test_private_statistics_move_by_no_more_than_they_promise():
 
 def test_private_statistics_are_right_without_noise():
     f = randn(50, 3, 4, 4)*torch.tensor([1., 2., 3.]).view(3, 1, 1) + 5
-    mean, std = private_channel_stats(f, 0., (1e6, 1e6))
+    mean, std = private_channel_stats(f, 1e-12, (1e6, 1e6))
     assert torch.allclose(mean.double(), f.mean((0, 2, 3)), atol=1e-5)
     assert torch.allclose(std.double(), f.std((0, 2, 3), correction=0), atol=1e-4)
+
+
+def test_each_moment_is_clipped_at_its_own_bound():
+    "All images alike, their rows longer than both bounds: the noiseless sums are the bounds."
+    f = torch.full((10, 4, 2, 2), 3., dtype=torch.float64)  # means of length 6, squares of 18
+    mean, std = private_channel_stats(f, 1e-12, (1., 5.))
+    assert torch.linalg.vector_norm(mean.double()).item() == pytest.approx(1, abs=1e-6)
+    square = std.double()**2 + mean.double()**2
+    assert torch.linalg.vector_norm(square).item() == pytest.approx(5, abs=1e-5)
+
+
+@pytest.mark.parametrize("bad, words", [
+    (dict(sigma=0), "sigma=0 is no noise multiplier"), (dict(sigma=-1), "sigma=-1 is no noise"),
+    (dict(sigma=math.nan), "sigma=nan is no"), (dict(sigma=math.inf), "sigma=inf is no"),
+    (dict(max_norms=(1., -2.)), "are no bounds"), (dict(max_norms=(0., 2.)), "are no bounds"),
+    (dict(max_norms=(math.nan, 2.)), "are no bounds"), (dict(max_norms=(1.,)), "are no bounds")])
+def test_private_statistics_refuse_what_hides_nobody(bad, words):
+    good = dict(sigma=8., max_norms=(1., 2.))
+    with pytest.raises(ValueError, match=words):
+        private_channel_stats(randn(9, 2, 4, 4), **good | bad)
+
+
+def test_private_statistics_are_posted_or_not_drawn():
+    f, generator = randn(9, 2, 4, 4), torch.Generator().manual_seed(0)
+    book = Budget(eps=2., delta=1e-5)
+    private_channel_stats(f, 8., (1., 2.), generator, budget=book)
+    assert book.posts == {"channel statistics": [(1., 8., 2)]}
+    state = generator.get_state()
+    with pytest.raises(ValueError, match="channel statistics .* would bring the run to eps"):
+        private_channel_stats(f, 1., (1., 2.), generator, budget=book)
+    assert torch.equal(generator.get_state(), state)
 
 
 def test_private_statistics_have_the_noise_they_pay_for():
