@@ -51,10 +51,12 @@ test: .venv/.ready ## notebooks, tests and sync checks, offline, under ten minut
 	@touch $@
 
 test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do: slow cells, live oracles (about five minutes)
-	@echo "1/2 the slow cells of every notebook ..."
+	@echo "1/3 the slow cells of every notebook ..."
 	@$(ONE) $(BIN)/nbdev_test --n_workers 2 --timing --flags slow
-	@echo "2/2 the tests that need kymatio ..."
+	@echo "2/3 the tests that need kymatio ..."
 	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/test_scattering.py -k kymatio $(ARGS)
+	@echo "3/3 twenty kills ..."
+	@DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_faults.py -k twenty
 
 measure: .venv/.ready ## how densely the notebooks are written
 	@$(BIN)/python tools/measure.py

@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'HEADS', 'ENGINES', 'CHOICES', 'PRESETS', 'Config', 'check_types', 'config_of', 'make_plan', 'edge_filters',
-           'digit_filters', 'make_config', 'make_schedule', 'lr_at']
+           'digit_filters', 'make_config', 'overrides_of', 'run_name', 'make_schedule', 'lr_at']
 
 # %% ../nbs/workshop/presets.ipynb #dc9d90fc
 import difflib
+import json
 import math
-from dataclasses import dataclass, fields
+import re
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 
 import torch
@@ -444,6 +446,31 @@ def make_config(
     _check_numbers(config)
     _check_names(config)
     return config
+
+# %% ../nbs/workshop/presets.ipynb #31861b64
+_NO_RESULT = ("preset", "about", "tuning_runs", "micro_batch", "precision")  # they change none
+
+
+def overrides_of(
+    settings,  # dict, as of a `Config` or of a record's `config`
+):             # dict: setting -> value
+    "Say what a run was told beyond its preset."
+    name = settings.get("preset")
+    if name not in PRESETS:
+        return {}
+    usual = json.loads(json.dumps(asdict(make_config(name))))
+    told = json.loads(json.dumps(settings))
+    return {key: value for key, value in told.items()
+            if key in usual and key not in _NO_RESULT and value != usual[key]}
+
+
+def run_name(
+    config:Config,
+):  # str, fit for a file
+    "Name a run by its preset and by what it was told beyond it."
+    told = overrides_of(asdict(config))
+    parts = [config.preset, *(f"{key}{value}" for key, value in told.items())]
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts)).replace(".0-", "-").removesuffix(".0")
 
 # %% ../nbs/workshop/presets.ipynb #5544ced0
 def make_schedule(

@@ -30,6 +30,7 @@ from .accounting import RDPAccountant, epsilon
 
 from .checkpoints import write_all
 from .core import PALETTE, machine, panels, patch_to
+from .presets import overrides_of
 from .processes import Peers
 from .tricks import swapped
 
@@ -600,7 +601,9 @@ def plot_record(
     accuracy = [100*row["test_accuracy"] for row in rows.values()]
     spent = [0, *(row.get("eps", row.get("eps_pld", math.nan)) for row in rows.values())]
     got = f"{accuracy[-1]:.1f} % at the last step" if rows else "no step yet"
-    titles = f"{start['preset']}: {got}", f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}"
+    told = overrides_of(start.get("config") or {})
+    name = ", ".join([start["preset"], *(f"{key} {value}" for key, value in told.items())])
+    titles = f"{name}: {got}", f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}"
     fig, (left, right) = panels(titles, "step", "test accuracy (%)", (5, 3.4))
     left.plot([*rows], accuracy, marker="o", ms=3, color=PALETTE[0])
     right.plot([0, *rows], spent, marker="o", ms=3, color=PALETTE[3])

@@ -27,8 +27,9 @@ from .data import load
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
 from .leaves import buy_mean, leafed
-from .presets import (
-    ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule)
+from dp_course.presets import (
+    ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule,
+    run_name)
 from .processes import Peers, ProcessTrainer, join
 from .records import (
     Record, latest_checkpoint, new_record, read_record, start_line, stated)
@@ -36,6 +37,7 @@ from .pretrain import HeadFirst, load_start
 from .scattering import scattered
 from .trainer import Trainer
 from .tricks import EMA, multiplicity
+from .workbench import _watched
 
 _all_ = ["PRESETS"]
 
@@ -154,7 +156,7 @@ def set_up(
         buy_mean(trainer, config.centre)
     if peers.rank:
         return Run(config, trainer)  # process 0 writes
-    record = new_record(job.out, config.preset, "secret" if job.seed is None else job.seed)
+    record = new_record(job.out, run_name(config), "secret" if job.seed is None else job.seed)
     try:
         start = start_line(config, trainer, job.seed, init_seed)
         record.write("start", **start, processes=peers.world, data_seconds=seconds)
@@ -274,7 +276,7 @@ def run(
     if peers.rank:
         say, show = (lambda text: None), False  # process 0 speaks for all
     say(describe_start(here, job.config))
-    watched = sys.stderr.isatty() if show is None else show
+    watched = _watched() if show is None else show
     screen = Bar(row, trainer, config.preset) if watched else Lines(row, last, watch, say)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()

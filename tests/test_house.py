@@ -26,7 +26,8 @@ DENSER = {"layers": 7.0, "engines": 7.0, "pld": 7.0}  # numerics and layer rules
 SURFACE = """PrivacyPlan epsilon noise_multiplier Examples load
     Trainer FlatClip AdaptiveClip LayerClip EMA
     fast_grad_sum loop_grad_sum vmap_grad_sum
-    hook_grad_sum ghost_grad_sum bookkeeping_grad_sum""".split()
+    hook_grad_sum ghost_grad_sum bookkeeping_grad_sum
+    replay_sensitivity noise_audit one_run_audit sampler_audit MUTANTS""".split()
 NAMES = {
     "core": "seed_all default_device near check figure",
     "definition": "randomized_response laplace_mechanism gaussian_mechanism hockey_stick "
@@ -40,6 +41,7 @@ NAMES = {
     "clipping": "AdaptiveClip LayerClip ScheduledClip AutoClip split_sigma",
     "tricks": "views EMA DPAdam",
     "train": "PRESETS main",
+    "audit": "replay_sensitivity noise_audit one_run_audit sampler_audit MUTANTS",
 }
 name_of = {"ids": lambda path: path.stem}
 
