@@ -181,7 +181,7 @@ def _share(trial, sigma, real_sigma, audits, n=20_000):
     pairs = _counts(trial, sigma, real_sigma, audits, n)
     return sum(_verdict(trial, *pair, n, sigma) for pair in pairs)/audits
 
-
+# %% ../nbs/workshop/checks_definition.ipynb #7d41c0ae
 def _accused(trial, fpr, sigma, n):
     "The probability that an honest mechanism is accused, if more hits never acquit."
     tpr = gaussian_tpr(fpr, sigma).item()
