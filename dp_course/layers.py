@@ -392,6 +392,7 @@ def _ghost_norms(self, x, g):
 
 @patch_to(ConvWeight)
 def in_float64(self, x, g):  # some rows -> (n,o,weights of a filter)
+    "Give every example's own gradient in float64."
     x, g = x.double(), g.double()
     return _gradients_by_patches(self.conv, x, g, len(x), self.padding).flatten(2)
 
