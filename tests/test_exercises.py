@@ -1,12 +1,14 @@
 """The exercises answer: solutions pass, blanks get nothing, typical mistakes are named.
 
-The table below holds wrong answers, as code, and a few words of the diagnosis that each must get.
+The tables in wrong_answers/ hold wrong answers, as code, and a few words of the diagnosis that
+each must get.
 Checks draw fresh cases, so a wrong answer is tried on several seeds. A solution that fails is a
 false alarm of a check's statistics: below one in ten thousand a run for all of them together.
 """
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/"tools"))
 import student  # noqa: E402
 
-CONVERTED = ["00_start", "01_definition", "04_sampling"]  # one lesson more with each that is done
+TABLES = {path.stem: runpy.run_path(str(path))
+          for path in sorted((ROOT/"tests/wrong_answers").glob("*.py"))}  # a file for each lesson
+CONVERTED = list(TABLES)
 
 
 # --- what a notebook asks
@@ -105,122 +109,8 @@ def test_the_solution_passes_and_the_blank_gets_nothing(check, spaces):
         assert "not attempted" in repr(card)
 
 
-WRONG = {
-    "check_rms": {
-        "forgot the root": "lambda x: x.square().mean()",
-        "the norm": "lambda x: x.norm()",
-        "last dimension only": "lambda x: x.square().mean(-1).sqrt()",
-        "averaged |x|": "lambda x: x.abs().mean()"},
-    "check_is_right": {
-        "believes everybody": "lambda rms: True",
-        "believes nobody": "lambda rms: False",
-        "too strict": "lambda rms: torch.as_tensor(rms(torch.arange(6.).view(2, 3)))"
-                      ".double().sum().item() == (55/6)**.5",
-        "a NaN passed": "lambda rms: not any((torch.as_tensor(rms(x)) - w).abs().max() > 1e-4"
-                        " for x, w in ((torch.tensor([3., 4.]), 12.5**.5),"
-                        " (torch.arange(6.).view(2, 3), (55/6)**.5)))",
-        "vectors only": "lambda rms: bool(abs(rms(torch.tensor([3., 4.])) - 12.5**.5) <= 1e-4)",
-        "so wide": "lambda rms: rms(torch.ones(2, 3)).numel() == 1 and bool("
-                   "abs(rms(torch.tensor([3., 4.])) - 12.5**.5) <= .01)"
-                   " if isinstance(rms(torch.ones(2, 3)), torch.Tensor) else True"},
-    "check_mean_error": {
-        "the spread of one repetition":
-            "lambda n, r, g: (lambda m: (m.square().mean().sqrt(), m.std()))"
-            "(torch.randn(r, n, generator=g).mean(1))",
-        "the root halves relative errors":
-            "lambda n, r, g: (lambda e: (e, e/r**.5))"
-            "(torch.randn(r, n, generator=g).mean(1).square().mean().sqrt())",
-        "do not come from `generator`":
-            "lambda n, r, g: (lambda e: (e, e/(2*r)**.5))"
-            "(torch.randn(r, n).mean(1).square().mean().sqrt())",
-        "that is the error of one number":
-            "lambda n, r, g: (lambda e: (e, e/(2*r)**.5))"
-            "(torch.randn(r, n, generator=g).square().mean().sqrt())"},
-    "check_secrets": {
-        "differences of the means": "lambda m: [b - a for a, b in zip([0.] + m, m)]",
-        "these are the sums": "lambda m: [i*x for i, x in enumerate(m, 1)]",
-        "counted from 0": "lambda m: (lambda s: [b - a for a, b in zip([0.] + s, s)])"
-                          "([i*x for i, x in enumerate(m)])"},
-    "check_sum_moves": {
-        "not always twice": "lambda a, b: (max(abs(a), abs(b)), 2*max(abs(a), abs(b)))",
-        "her whole value": "lambda a, b: (b - a, b - a)",
-        "lower end": "lambda a, b: (abs(b), b - a)",
-        "in this order": "lambda a, b: (b - a, max(abs(a), abs(b)))"},
-    "check_laplace_delta": {
-        "forgot to subtract": "lambda e, l: 1 - math.exp((e - l)/2)/2 if e < l else 0.",
-        "half of eps": "lambda e, l: 1 - math.exp(e - l)",
-        "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)"},
-    "check_sampled_delta": {
-        "from q": "lambda e, s, z: (1 - (e - (2*s*z - 1)/(2*s**2)).exp()).clamp(min=0).mean()",
-        "not 2 sigma": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s)).exp()).clamp(min=0).mean()",
-        "clamp each": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean()",
-        "P[loss > eps]": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) > e).double().mean()"},
-    "check_group_delta": {
-        "delta grows": "lambda e, d, k: k*d",
-        "counted from 1": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(1, k + 1))",
-        "last term only": "lambda e, d, k: d*math.exp((k - 1)*e)",
-        "one term too many": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(k + 1))",
-        "e^eps - 1 cancels":
-            "lambda e, d, k: d*(math.exp(k*e) - 1)/(math.exp(e) - 1) if e else d*k"},
-    "check_guilty": {
-        "convicts everybody": "lambda f, h, n, s: True",
-        "acquits everybody": "lambda f, h, n, s: False",
-        "half of the honest": "lambda f, h, n, s: bool(h/n > gaussian_tpr(f/n, s))",
-        "more than three":
-            "lambda f, h, n, s: bool(h/n - (h/n*(1-h/n)/n)**.5 > gaussian_tpr(f/n, s))",
-        "two standard errors": "lambda f, h, n, s: bool(h/n - 2*(h/n*(1-h/n)/n)**.5"
-                               " > gaussian_tpr(f/n + 2*(f/n*(1-f/n)/n)**.5, s))",
-        "use `trials`": "lambda f, h, n, s: bool(h/n - .03*(h/n*(1-h/n))**.5"
-                        " > gaussian_tpr(min(1, f/n + .03*(f/n*(1-f/n))**.5), s))",
-        "no number at the ends":
-            "lambda f, h, n, s: bool(stats.beta.ppf(5e-4, h, n - h + 1)"
-            " > gaussian_tpr(np.nan_to_num(stats.beta.ppf(1 - 5e-4, f + 1, n - f), nan=0.), s))"},
-    "check_size_stats": {
-        "that is the variance": "lambda n, q: (n*q, n*q*(1 - q))",
-        "vary a little less": "lambda n, q: (n*q, math.sqrt(n*q))",
-        "spread of one coin": "lambda n, q: (n*q, math.sqrt(q*(1 - q)))"},
-    "check_fair_coins": {
-        "refuses everybody": "lambda x, q: False",
-        "how much the sizes vary": "lambda x, q: bool((x.double().mean() - q).abs() < .012)",
-        "sixty chances": "lambda x, q: bool(((x.double().mean(0) - q).abs()"
-                         " < 2*(q*(1 - q)/len(x))**.5).all())",
-        "everybody's own": "lambda x, q: bool((x.double().mean() - q).abs() < .012"
-                           " and x.double().sum(1).var() > 5)",
-        "the last one too": "lambda x, q: bool((x.double().mean() - q).abs() < .012"
-                            " and x.double().sum(1).var() > 5 and x[:, 0].any())"},
-    "check_room_for": {
-        "room for one batch": "lambda n, q, t, p: int(stats.binom.isf(p, n, q))",
-        "one place too many": "lambda n, q, t, p: int(stats.binom.isf(p/t, n, q)) + 1",
-        "the mean size": "lambda n, q, t, p: math.ceil(n*q)"},
-    "check_safe_epsilon": {
-        "not sigma/epochs": "lambda s, e, d: gaussian_epsilon(d, s/e)",
-        "that is one epoch": "lambda s, e, d: gaussian_epsilon(d, s)",
-        "far more than needed": "lambda s, e, d: e*gaussian_epsilon(d, s)",
-        "do not multiply": "lambda s, e, d: gaussian_epsilon(d, s*e**.5)"},
-}
-JUMPS = '''def poisson_by_jumps(n, q, generator):
-    if q in (0, 1):
-        return torch.arange(n if q else 0)
-    at, drawn = -1, []
-    while True:
-        u = 1 - torch.rand((), dtype=torch.float64, generator=generator).item()
-        at += max(1, math.ceil(math.log(u)/math.log1p(-q)))
-        if at >= n:
-            return torch.tensor(drawn, dtype=torch.int64)
-        drawn.append(at)
-'''
-EDITS = {  # diagnosis -> (what the right sampler says, what the wrong one says)
-    "start one place before": ("at, drawn = -1, []", "at, drawn = 0, []"),
-    "every gap is at least 1": ("max(1, math.ceil(math.log(u)/math.log1p(-q)))",
-                                "math.floor(math.log(u)/math.log1p(-q))"),
-    "ignore `generator`": (", generator=generator)", ")"),
-    "an index of n or more": ("        if at >= n:\n            return torch.tensor(drawn, "
-                              "dtype=torch.int64)\n        drawn.append(at)\n",
-                              "        drawn.append(at)\n        if at >= n:\n"
-                              "            return torch.tensor(drawn, dtype=torch.int64)\n"),
-}
-WRONG["check_poisson_by_jumps"] = {words: JUMPS.replace(*edit) for words, edit in EDITS.items()}
-SLOW = {"check_guilty", "check_poisson_by_jumps", "check_fair_coins"}  # thousands of calls each
+WRONG = {check: wrong for table in TABLES.values() for check, wrong in table["WRONG"].items()}
+SLOW = {check for table in TABLES.values() for check in table.get("SLOW", ())}
 ROWS = [(check, words) for check in sorted(WRONG) for words in WRONG[check]]
 
 

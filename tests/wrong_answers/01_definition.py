@@ -1,0 +1,38 @@
+"Wrong answers to the exercises of 01_definition: check -> words of the diagnosis -> code."
+WRONG = {
+    "check_sum_moves": {
+        "not always twice": "lambda a, b: (max(abs(a), abs(b)), 2*max(abs(a), abs(b)))",
+        "her whole value": "lambda a, b: (b - a, b - a)",
+        "lower end": "lambda a, b: (abs(b), b - a)",
+        "in this order": "lambda a, b: (b - a, max(abs(a), abs(b)))"},
+    "check_laplace_delta": {
+        "forgot to subtract": "lambda e, l: 1 - math.exp((e - l)/2)/2 if e < l else 0.",
+        "half of eps": "lambda e, l: 1 - math.exp(e - l)",
+        "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)"},
+    "check_sampled_delta": {
+        "from q": "lambda e, s, z: (1 - (e - (2*s*z - 1)/(2*s**2)).exp()).clamp(min=0).mean()",
+        "not 2 sigma": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s)).exp()).clamp(min=0).mean()",
+        "clamp each": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean()",
+        "P[loss > eps]": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) > e).double().mean()"},
+    "check_group_delta": {
+        "delta grows": "lambda e, d, k: k*d",
+        "counted from 1": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(1, k + 1))",
+        "last term only": "lambda e, d, k: d*math.exp((k - 1)*e)",
+        "one term too many": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(k + 1))",
+        "e^eps - 1 cancels":
+            "lambda e, d, k: d*(math.exp(k*e) - 1)/(math.exp(e) - 1) if e else d*k"},
+    "check_guilty": {
+        "convicts everybody": "lambda f, h, n, s: True",
+        "acquits everybody": "lambda f, h, n, s: False",
+        "half of the honest": "lambda f, h, n, s: bool(h/n > gaussian_tpr(f/n, s))",
+        "more than three":
+            "lambda f, h, n, s: bool(h/n - (h/n*(1-h/n)/n)**.5 > gaussian_tpr(f/n, s))",
+        "two standard errors": "lambda f, h, n, s: bool(h/n - 2*(h/n*(1-h/n)/n)**.5"
+                               " > gaussian_tpr(f/n + 2*(f/n*(1-f/n)/n)**.5, s))",
+        "use `trials`": "lambda f, h, n, s: bool(h/n - .03*(h/n*(1-h/n))**.5"
+                        " > gaussian_tpr(min(1, f/n + .03*(f/n*(1-f/n))**.5), s))",
+        "no number at the ends":
+            "lambda f, h, n, s: bool(stats.beta.ppf(5e-4, h, n - h + 1)"
+            " > gaussian_tpr(np.nan_to_num(stats.beta.ppf(1 - 5e-4, f + 1, n - f), nan=0.), s))"},
+}
+SLOW = {"check_guilty"}  # thousands of calls each

@@ -1,0 +1,48 @@
+"Wrong answers to the exercises of 04_sampling: check -> words of the diagnosis -> code."
+WRONG = {
+    "check_size_stats": {
+        "that is the variance": "lambda n, q: (n*q, n*q*(1 - q))",
+        "vary a little less": "lambda n, q: (n*q, math.sqrt(n*q))",
+        "spread of one coin": "lambda n, q: (n*q, math.sqrt(q*(1 - q)))"},
+    "check_fair_coins": {
+        "refuses everybody": "lambda x, q: False",
+        "how much the sizes vary": "lambda x, q: bool((x.double().mean() - q).abs() < .012)",
+        "sixty chances": "lambda x, q: bool(((x.double().mean(0) - q).abs()"
+                         " < 2*(q*(1 - q)/len(x))**.5).all())",
+        "everybody's own": "lambda x, q: bool((x.double().mean() - q).abs() < .012"
+                           " and x.double().sum(1).var() > 5)",
+        "the last one too": "lambda x, q: bool((x.double().mean() - q).abs() < .012"
+                            " and x.double().sum(1).var() > 5 and x[:, 0].any())"},
+    "check_room_for": {
+        "room for one batch": "lambda n, q, t, p: int(stats.binom.isf(p, n, q))",
+        "one place too many": "lambda n, q, t, p: int(stats.binom.isf(p/t, n, q)) + 1",
+        "the mean size": "lambda n, q, t, p: math.ceil(n*q)"},
+    "check_safe_epsilon": {
+        "not sigma/epochs": "lambda s, e, d: gaussian_epsilon(d, s/e)",
+        "that is one epoch": "lambda s, e, d: gaussian_epsilon(d, s)",
+        "far more than needed": "lambda s, e, d: e*gaussian_epsilon(d, s)",
+        "do not multiply": "lambda s, e, d: gaussian_epsilon(d, s*e**.5)"},
+}
+JUMPS = '''def poisson_by_jumps(n, q, generator):
+    if q in (0, 1):
+        return torch.arange(n if q else 0)
+    at, drawn = -1, []
+    while True:
+        u = 1 - torch.rand((), dtype=torch.float64, generator=generator).item()
+        at += max(1, math.ceil(math.log(u)/math.log1p(-q)))
+        if at >= n:
+            return torch.tensor(drawn, dtype=torch.int64)
+        drawn.append(at)
+'''
+EDITS = {  # diagnosis -> (what the right sampler says, what the wrong one says)
+    "start one place before": ("at, drawn = -1, []", "at, drawn = 0, []"),
+    "every gap is at least 1": ("max(1, math.ceil(math.log(u)/math.log1p(-q)))",
+                                "math.floor(math.log(u)/math.log1p(-q))"),
+    "ignore `generator`": (", generator=generator)", ")"),
+    "an index of n or more": ("        if at >= n:\n            return torch.tensor(drawn, "
+                              "dtype=torch.int64)\n        drawn.append(at)\n",
+                              "        drawn.append(at)\n        if at >= n:\n"
+                              "            return torch.tensor(drawn, dtype=torch.int64)\n"),
+}
+WRONG["check_poisson_by_jumps"] = {words: JUMPS.replace(*edit) for words, edit in EDITS.items()}
+SLOW = {"check_fair_coins", "check_poisson_by_jumps"}  # thousands of calls each
