@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 import warnings
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
@@ -213,7 +214,8 @@ def main(argv=None):
             time_first(8), time_first(5)]
     for row in rows:
         print(json.dumps(row, indent=1))
-    about = {"opacus": version("opacus"), "torch": torch.__version__,
+    about = {"date": date.today().isoformat(),
+             "opacus": version("opacus"), "torch": torch.__version__,
              "fastDP": "not run: not on the package index", "code": code_version(),
              "machine": machine(("torch", "opacus"))}
     out.write_text(json.dumps({**about, "rows": rows}, indent=1, allow_nan=False) + "\n")

@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import time
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def main(argv=None):
     for suspect in suspects:
         rows.append(row_of(*suspect))
         print(rows[-1]["name"], rows[-1]["caught by"], rows[-1]["cpu_seconds"], flush=True)
-    about = {"code": code_version(), "machine": machine(("torch", "scipy")), "alpha": 1e-3}
+    about = {"date": date.today().isoformat(), "code": code_version(),
+             "machine": machine(("torch", "scipy")), "alpha": 1e-3}
     out.write_text(json.dumps({**about, "rows": rows}, indent=1, allow_nan=False) + "\n")
 
 
