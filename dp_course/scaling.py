@@ -76,7 +76,7 @@ def nonprivate_signal_noise(
 ):                         # list of dicts: batch_size, signal, scatter, predicted, mean_square
     "Measure the length of the clipped mean gradient, and how far Poisson batches scatter about it."
     # nonprivate: every number is an un-noised statistic of the training set; look, and don't keep
-    data, clip = as_examples(data), clip or FlatClip(1.)
+    data, clip = as_examples(data), FlatClip(1.) if clip is None else clip
     generator = generator or torch.Generator().manual_seed(0)
     n = len(data)
 

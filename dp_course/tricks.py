@@ -376,7 +376,7 @@ class NoisyAccuracy:
         sigma:float,       # standard deviation of the noise on the count
         measurements:int,  # how many are planned: `PrivacyPlan(releases=(sigma,)*measurements)`
     ):
-        check_kind("is no tensor of examples or labels", torch.Tensor, x=x, y=y)
+        check_kind("is no tensor: pass examples and labels", torch.Tensor, x=x, y=y)
         if not (x.dim() and y.dim() == 1 and len(x) == len(y) > 0):
             raise ValueError(f"examples {tuple(x.shape)}, labels {tuple(y.shape)}: pass examples "
                              "and a label each")
