@@ -8,6 +8,7 @@ __all__ = ['check_sum_moves', 'check_laplace_delta', 'check_sampled_delta', 'che
 # %% ../nbs/workshop/checks_definition.ipynb #d641a92e
 import math
 
+import numpy as np
 import torch
 from scipy import stats
 
@@ -141,7 +142,10 @@ def check_group_delta(
                 lambda eps, delta, k: truth(eps, delta, k)*math.exp(eps),
             "that is the last term only": lambda eps, delta, k: delta*math.exp((k - 1)*eps),
             "one term too many: a group of one has delta itself":
-                lambda eps, delta, k: truth(eps, delta, k + 1)})
+                lambda eps, delta, k: truth(eps, delta, k + 1),
+            "e^eps - 1 cancels: math.expm1, or add the k terms":
+                lambda eps, delta, k: delta*((math.exp(k*eps) - 1)/(math.exp(eps) - 1)
+                                             if eps else k)})
     with trial.holds("a group of one: delta itself"):
         trial.same(truth, 1., 1e-5, 1)
     with trial.holds("families of two to six"):
@@ -151,7 +155,7 @@ def check_group_delta(
         trial.same(truth, .5, 1e-12, 4)
     with trial.holds("at eps = 0"):
         trial.same(truth, 0., 1e-5, 4)
-    with trial.holds("at an eps of 1e-12"):
+    with trial.holds("just above it: at an eps of 1e-12"):
         trial.same(truth, 1e-12, .1, 5)
     return trial.card()
 
@@ -166,12 +170,35 @@ def _counts(trial, sigma, real_sigma, audits, n=20_000):
     return list(zip(false.tolist(), hits.tolist()))
 
 
-def _share(trial, sigma, real_sigma, audits):
+def _verdict(trial, *counts):
+    answer = trial(*counts)
+    trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
+    return bool(answer)
+
+
+def _share(trial, sigma, real_sigma, audits, n=20_000):
     "How often the student says guilty."
-    said = [trial(*pair, 20_000, sigma) for pair in _counts(trial, sigma, real_sigma, audits)]
-    for answer in said:
-        trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
-    return sum(map(bool, said))/audits
+    pairs = _counts(trial, sigma, real_sigma, audits, n)
+    return sum(_verdict(trial, *pair, n, sigma) for pair in pairs)/audits
+
+# %% ../nbs/workshop/checks_definition.ipynb #7d41c0ae
+def _accused(trial, fpr, sigma, n):
+    "The probability that an honest mechanism is accused, if more hits never acquit."
+    tpr = gaussian_tpr(fpr, sigma).item()
+    false = np.unique(stats.binom.ppf(np.linspace(1e-5, 1 - 1e-5, 25), n, fpr))
+    edges = np.array([stats.binom.ppf(p, n, fpr) for p in (1e-6, 1 - 1e-6)])
+    false = np.unique(np.concatenate([false, edges])).astype(int)
+    enough = []
+    for count in false.tolist():
+        low, high = -1, n + 1  # innocent, guilty
+        while high - low > 1:
+            middle = (low + high)//2
+            guilty = _verdict(trial, count, middle, n, sigma)
+            low, high = (low, middle) if guilty else (middle, high)
+        enough.append(high)
+    every = np.arange(edges[0], edges[1] + 1)
+    hits = np.ceil(np.interp(every, false, enough))
+    return float(stats.binom.pmf(every, n, fpr)@stats.binom.sf(hits - 1, n, tpr))
 
 
 def _why_guilty(share):
@@ -196,10 +223,18 @@ def check_guilty(
     with trial.holds("honest mechanisms are accused at most once in a thousand times"):
         share = _share(trial, 1.39, 1.39, 1500)
         trial.need(share <= .006, f"{share:.2%} of 1,500 honest ones accused", _why_guilty(share))
-    with trial.holds("half the noise is caught"):
-        share = _share(trial, 1.39, .695, 100)
-        trial.need(share >= .9, f"{share:.0%} of 100 caught", "who acquits everybody is never "
-                   "wrong about the honest, and never useful" if share == 0 else "")
+    with trial.holds("exactly so, by bisection, with 20,000 trials and with 3,000"):
+        for n in (20_000, 3000):
+            risk = _accused(trial, .1, 1.39, n)
+            trial.need(risk <= .0017, f"{risk:.2%} of the honest are accused at {n:,} trials",
+                       "two standard errors on each rate are once in 400, not in 1,000"
+                       if risk < .005 else "fewer trials leave more room for chance: use `trials`")
+    with trial.holds("half the noise is caught, with 20,000 trials and with 3,000"):
+        for n in (20_000, 3000):
+            share = _share(trial, 1.39, .695, 100, n)
+            trial.need(share >= .9, f"{share:.0%} of 100 caught at {n:,} trials",
+                       "who acquits everybody is never wrong about the honest, and never useful"
+                       if share == 0 else "")
     with trial.holds("four fifths of the noise is caught"):
         share = _share(trial, 1.39, .8*1.39, 100)
         trial.need(share >= .5, f"{share:.0%} of 100 caught", "your allowance for chance is far "
@@ -207,4 +242,9 @@ def check_guilty(
     with trial.holds("more noise than promised is no crime"):
         share = _share(trial, .695, 1.39, 100)
         trial.need(share == 0, f"{share:.0%} of 100 accused", "guilty is a TPR *above* the bound")
+    with trial.holds("rates of 0 and 1"):
+        for false, hits in ((0, 0), (3000, 3000), (3000, 0), (0, 3000)):
+            said = _verdict(trial, false, hits, 3000, 1.39)
+            trial.need(said == (hits > false), f"got {said} for ({false}, {hits}, 3000, 1.39)",
+                       "Clopper-Pearson has no number at the ends: the bounds there are 0 and 1")
     return trial.card()

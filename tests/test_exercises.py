@@ -159,13 +159,22 @@ WRONG = {
         "delta grows": "lambda e, d, k: k*d",
         "counted from 1": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(1, k + 1))",
         "last term only": "lambda e, d, k: d*math.exp((k - 1)*e)",
-        "one term too many": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(k + 1))"},
+        "one term too many": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(k + 1))",
+        "e^eps - 1 cancels":
+            "lambda e, d, k: d*(math.exp(k*e) - 1)/(math.exp(e) - 1) if e else d*k"},
     "check_guilty": {
         "convicts everybody": "lambda f, h, n, s: True",
         "acquits everybody": "lambda f, h, n, s: False",
         "half of the honest": "lambda f, h, n, s: bool(h/n > gaussian_tpr(f/n, s))",
         "more than three":
-            "lambda f, h, n, s: bool(h/n - (h/n*(1-h/n)/n)**.5 > gaussian_tpr(f/n, s))"},
+            "lambda f, h, n, s: bool(h/n - (h/n*(1-h/n)/n)**.5 > gaussian_tpr(f/n, s))",
+        "two standard errors": "lambda f, h, n, s: bool(h/n - 2*(h/n*(1-h/n)/n)**.5"
+                               " > gaussian_tpr(f/n + 2*(f/n*(1-f/n)/n)**.5, s))",
+        "use `trials`": "lambda f, h, n, s: bool(h/n - .03*(h/n*(1-h/n))**.5"
+                        " > gaussian_tpr(min(1, f/n + .03*(f/n*(1-f/n))**.5), s))",
+        "no number at the ends":
+            "lambda f, h, n, s: bool(stats.beta.ppf(5e-4, h, n - h + 1)"
+            " > gaussian_tpr(np.nan_to_num(stats.beta.ppf(1 - 5e-4, f + 1, n - f), nan=0.), s))"},
     "check_size_stats": {
         "that is the variance": "lambda n, q: (n*q, n*q*(1 - q))",
         "vary a little less": "lambda n, q: (n*q, math.sqrt(n*q))",

@@ -151,7 +151,18 @@ def test_a_miniature_of_the_classes():
     assert set(sweep("classes")[0]) <= set(row)
 
 
-# ---- recorded rows, again
+# ---- recorded rows, again: exact in all but the noise, which the trainer drew otherwise then
+
+
+def comes_out(row, recorded, exact):
+    "The same settings, prices that a sharper accountant moves little, a like accuracy."
+    for name in exact:
+        assert row[name] == recorded[name], name
+    for name in {"eps", "eps_rdp"} & set(row) & set(recorded):
+        assert row[name] == pytest.approx(recorded[name], rel=1e-3), name
+    # seeds spread by half a point; a broken step loses more than four
+    assert row["accuracy"] == pytest.approx(recorded["accuracy"], rel=.05)
+
 
 @pytest.mark.parametrize("method, speed, seed", [("flat C=1", .5, 100), ("dynamic", 2., 100)])
 def test_a_recorded_row_of_the_clipping_sweep_comes_out_again(real, method, speed, seed):
@@ -159,8 +170,7 @@ def test_a_recorded_row_of_the_clipping_sweep_comes_out_again(real, method, spee
     cell = dict(stage="tune", method=method, speed=speed, seed=seed)
     row = flat_row(clipping.run(cell)[0])
     recorded, = harness.chosen(clipping.rows(), **cell)
-    for name in ("accuracy", "eps", "eps_rdp", "sigma", "q", "lr", "tested_on", "accountant"):
-        assert row[name] == recorded[name], name
+    comes_out(row, recorded, ("sigma", "q", "lr", "tested_on", "accountant"))
 
 
 def test_a_recorded_row_of_the_scaling_sweep_comes_out_again(real):
@@ -169,5 +179,4 @@ def test_a_recorded_row_of_the_scaling_sweep_comes_out_again(real):
     cell = scaling.grid(rows)[0]
     row = flat_row(scaling.run(cell)[0])
     recorded, = (r for r in rows if scaling.key(r) == scaling.key(cell))
-    for name in ("accuracy", "eps", "sigma", "q", "parameters", "epochs", "tested_on"):
-        assert row[name] == recorded[name], name
+    comes_out(row, recorded, ("sigma", "q", "parameters", "epochs", "tested_on"))
