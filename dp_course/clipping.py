@@ -183,7 +183,7 @@ def _numbers(groups):  # (l,) int64
         raise ValueError(f"groups={groups!r:.80} are no groups: pass an integer per tensor")
     return numbers
 
-
+# %% ../nbs/08_clipping.ipynb #c4ec0006
 def _check_groups(max_norms, groups):
     "Thresholds (k,), or one number to be split over whatever comes; group of each tensor, or None."
     thresholds = _thresholds(max_norms)
@@ -297,10 +297,7 @@ def decay(
 # %% ../nbs/08_clipping.ipynb #2e269b6c
 def _falling(ratios):  # list of floats, the first one 1
     "Refuse noise that rises."
-    try:
-        ratios = [float(ratio) for ratio in ratios]
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ValueError(f"ratios={ratios!r:.80} are no numbers: pass one per step") from None
+    ratios = _read_floats(ratios).flatten().tolist()
     positive = all(0 < ratio < math.inf for ratio in ratios)
     if not ratios or not positive or ratios != sorted(ratios, reverse=True):
         raise ValueError("ratios must be positive and must not rise: repeated early steps, the "

@@ -9,14 +9,15 @@ __all__ = ['randomized_response', 'randomized_response_mean', 'laplace_mechanism
 # %% ../nbs/01_definition.ipynb #4fedabd0
 import math
 
-import numpy as np
 import torch
 from scipy import special
 
-from .core import check_kind, check_number
+from .core import check_number
 from dp_course.gaussian import (
     _check_eps,
+    _check_generator,
     _check_scale,
+    _tensor,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_sigma,
@@ -25,24 +26,6 @@ from dp_course.gaussian import (
 _all_ = ["gaussian_delta", "gaussian_epsilon", "gaussian_sigma"]
 
 # %% ../nbs/01_definition.ipynb #9671f9bc
-def _tensor(x):
-    "A tensor in the precision that `x` came with; plain Python numbers become float64 or int64."
-    # ValueError: text, None, complex numbers
-    try:
-        x = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
-    except (TypeError, ValueError):
-        raise ValueError(f"{x!r:.80} holds something else than numbers: pass a number, a list of "
-                         "them or a tensor") from None
-    if x.is_complex():
-        raise ValueError(f"{x!r:.80} is complex: pass real numbers")
-    return x
-
-
-def _check_generator(generator):
-    rule = "gives no random numbers: pass a torch.Generator"
-    check_kind(rule, (torch.Generator, type(None)), generator=generator)
-
-
 def randomized_response(
     x,                # bits (bool, or 0 and 1), any shape; each bit is another person's
     eps:float,        # privacy level of one bit, >= 0

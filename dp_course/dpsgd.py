@@ -121,7 +121,7 @@ def _one_per_tensor(std, grads):
         raise ValueError(f"grads={grads!r:.80} are no sums: pass a dict of tensors by name")
     try:
         stds = torch.as_tensor(std, dtype=torch.float64).expand(len(grads)).tolist()
-        good = all(0 <= s <= 1e25 for s in stds)  # float32 ends at 3e38, a mean is over 1e-9 or more
+        good = all(0 <= s <= 1e25 for s in stds)  # over 1e-9: below float32's 3e38
     except (TypeError, ValueError, RuntimeError):
         good = False
     if not good:
@@ -129,7 +129,7 @@ def _one_per_tensor(std, grads):
                          "clip.std(sigma), and plan.batch_size; from 0 to 1e25, one or one each")
     return stds
 
-
+# %% ../nbs/02_by_hand.ipynb #c4ec0005
 def noisy_mean(
     grads,           # dict name -> clipped sum over the batch
     std,             # of the noise on the sum, one number or one per tensor: clip.std(sigma)

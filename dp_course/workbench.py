@@ -96,7 +96,7 @@ def check_number(
         if not follows(_number(value)):
             raise ValueError(f"{name}={value!r:.80} {rule}")
 
-
+# %% ../nbs/workshop/workbench.ipynb #c4ec0004
 def check_kind(
     rule:str,  # the sentence after name=value
     kinds,     # a class, or a tuple of classes
