@@ -379,7 +379,7 @@ class NoisyAccuracy:
         check_kind("is no tensor: pass examples and labels", torch.Tensor, x=x, y=y)
         if not (x.dim() and y.dim() == 1 and len(x) == len(y) > 0):
             raise ValueError(f"{tuple(x.shape)}, {tuple(y.shape)}: pass examples, a label each")
-        check_number("is no noise: pass 1e-100 to 1e100", lambda v: 1e-100 <= v <= 1e100, sigma=sigma)
+        check_number("is no noise: pass 1e-9 to 1e100", lambda v: 1e-9 <= v <= 1e100, sigma=sigma)
         check_count(1, 10**9, measurements=measurements)
         self.x, self.y, self.sigma, self.measurements = x, y, sigma, measurements
 
