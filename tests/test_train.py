@@ -545,9 +545,9 @@ def test_per_class_accuracy_by_hand(whole):
 
 
 def test_features_and_pixels_cannot_be_mixed_up():
-    with pytest.raises(ValueError, match="take features"):
+    with pytest.raises(ValueError, match="take the features"):
         make_config("digits-eps3", features="scatter")
-    with pytest.raises(ValueError, match="take features"):
+    with pytest.raises(ValueError, match="take the features"):
         make_config("scatter-linear-eps3", features="")
 
 
