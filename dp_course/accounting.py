@@ -14,8 +14,15 @@ from functools import lru_cache
 import numpy as np
 from scipy import optimize
 
-from .core import patch_to
-from .pld import ORDERS, Ledger, PLDAccountant, rdp_sampled_gaussian, require
+from .core import check_number, patch_to
+from dp_course.pld import (
+    ORDERS,
+    Ledger,
+    PLDAccountant,
+    rdp_sampled_gaussian,
+    read_orders,
+    require,
+)
 
 _all_ = ["ORDERS", "PLDAccountant", "rdp_sampled_gaussian"]
 
@@ -27,8 +34,9 @@ def rdp_gaussian(
     "Give the Renyi divergence of one Gaussian release with sensitivity 1."
     # ValueError: sigma < 0 or infinite, an order <= 1.
     # Mironov 2017 (arXiv 1702.07476), Proposition 7
-    orders = np.atleast_1d(np.asarray(orders, dtype=float))
-    require(sigma=sigma, orders=orders)
+    orders = read_orders(orders)
+    require(sigma=sigma)
+    sigma = float(sigma)
     if sigma <= 1e-100:
         return np.full_like(orders, np.inf)
     return orders/(2*sigma**2)
@@ -42,8 +50,8 @@ def rdp_to_epsilon(
     "Give the smallest eps that the divergences prove: the conversion in use today."
     # ValueError: an order <= 1, delta outside (0, 1).
     # Canonne, Kamath, Steinke 2020, Proposition 12; Balle et al. 2020, Theorem 21
-    rdp, a = np.asarray(rdp, float), np.asarray(orders, float)
-    require(orders=a, delta=delta)
+    rdp, a = np.asarray(rdp, float), read_orders(orders)
+    require(delta=delta)
     eps = rdp + np.log1p(-1/a) - (math.log(delta) + np.log(a))/(a - 1)
     return float(max(0., np.min(eps)))
 
@@ -56,7 +64,7 @@ class RDPAccountant(Ledger):
         orders=ORDERS,  # (a,) Renyi orders > 1
     ):
         super().__init__()
-        self.orders = np.asarray(orders, float)
+        self.orders = read_orders(orders)
 
     def rdp(self):  # (a,)
         "Give the Renyi divergence of the whole ledger at each order."
@@ -124,12 +132,8 @@ def _round_up(sigma):
 
 def _check_budget(eps):
     "Refuse a budget that no noise can keep, or that asks for none."
-    try:
-        good = 1e-6 <= eps < math.inf
-    except TypeError:
-        good = False
-    if not good:
-        raise ValueError(f"{eps=} is no budget to aim at: pass a finite number > 0, 1e-6 or more")
+    rule = "is no budget to aim at: pass a finite number > 0, 1e-6 or more"
+    check_number(rule, lambda v: 1e-6 <= v < math.inf, eps=eps)
 
 
 def _check_chance(delta, q, steps):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from .accounting import PLDAccountant
-from .core import patch_to
+from .core import check_count, check_kind, check_number, patch_to
 from .dpsgd import FlatClip
 from .randomness import normal
 
@@ -28,9 +28,10 @@ class AutoClip:
     gamma:float=.01    # gradients much shorter than this stay short; with 0 rounding has no bound
 
     def __post_init__(self):
-        if not (0 < self.max_norm < math.inf and 1e-9 <= self.gamma < math.inf):
-            raise ValueError(f"{self} bounds nothing: pass max_norm > 0 and gamma >= 1e-9 (a norm "
-                             "near 0 is mostly rounding), say 1.0 and 0.01")
+        FlatClip(self.max_norm)  # refuses what is no bound
+        rule = ("bounds nothing: pass gamma >= 1e-9 (a norm near 0 is mostly rounding), 1e100 at "
+                "most, say 0.01")
+        check_number(rule, lambda v: 1e-9 <= v <= 1e100, gamma=self.gamma)
 
     def __call__(
         self,
@@ -60,11 +61,11 @@ def split_sigma(
     # ValueError: the count alone would cost more. Andrew et al. 2021 (arXiv 1905.03871), Theorem 1.
     # One example moves gradient/(z*C) by 1/z and count/bit_sigma by 1/(2*bit_sigma): 1/sigma^2 is
     # the sum of their squares. sigma = 0 promises nothing, and stays 0.
-    twice = 2*bit_sigma
-    if not (0 <= sigma < math.inf and 0 <= twice < math.inf):
-        raise ValueError(f"{sigma=}, {bit_sigma=}: pass finite noise, none of it negative")
+    check_number("is no noise: pass a number from 0 to 1e100", lambda v: 0 <= v <= 1e100,
+                 sigma=sigma, bit_sigma=bit_sigma)
     if sigma == 0:
         return 0.
+    twice = 2*bit_sigma
     if not twice > sigma:
         raise ValueError(f"{bit_sigma=} is too little noise: the count alone would cost more than "
                          f"a step at {sigma=}; pass more than sigma/2 = {sigma/2:g}, "
@@ -96,16 +97,16 @@ def _follow(thresholds, fractions, quantile, lr):
     return (torch.as_tensor(thresholds, dtype=torch.float64)*move.exp()).clamp(1e-10, 1e10)
 
 
-def _check_learner(clip):
-    "Refuse settings with which no quantile can be followed."
-    good = {"batch_size": 0 < clip.batch_size < math.inf,
-            "quantile": 0 <= clip.quantile <= 1,
-            "lr": 0 <= clip.lr < math.inf,
-            "bit_sigma": 0 <= clip.bit_sigma < math.inf}
-    bad = ", ".join(f"{name}={getattr(clip, name)}" for name, ok in good.items() if not ok)
-    if bad:
-        raise ValueError(f"{bad}: batch_size is the plan's; quantile from 0 to 1; "
-                         "lr, bit_sigma >= 0")
+def _check_learner(clip, counts):
+    "Refuse settings with which no quantile can be followed; set the default of `bit_sigma`."
+    check_number("is no expected batch size: pass the plan's, from 1e-9 to 1e15",
+                 lambda v: 1e-9 <= v <= 1e15, batch_size=clip.batch_size)
+    if clip.bit_sigma is None:
+        clip.bit_sigma = counts**.5*clip.batch_size/20
+    check_number("is no quantile: pass a number from 0 to 1", lambda v: 0 <= v <= 1,
+                 quantile=clip.quantile)
+    check_number("is out of range: pass a number from 0 to 1e100", lambda v: 0 <= v <= 1e100,
+                 lr=clip.lr, bit_sigma=clip.bit_sigma)
 
 # %% ../nbs/08_clipping.ipynb #8e1da570
 @dataclass
@@ -120,9 +121,7 @@ class AdaptiveClip:
     bit_sigma:float=None  # std of the noise on the count; default batch_size/20
 
     def __post_init__(self):
-        if self.bit_sigma is None:
-            self.bit_sigma = self.batch_size/20
-        _check_learner(self)
+        _check_learner(self, 1)
         FlatClip(self.max_norm)  # refuses what is no threshold
 
     def __call__(self, norms):  # (l,b) -> (l,b)
@@ -155,15 +154,43 @@ def layer_groups(
     return [number[owner] for owner in owners]
 
 # %% ../nbs/08_clipping.ipynb #acf0cee4
+def _read_floats(numbers):
+    "Numbers as a fresh tensor; an empty one if they are none."
+    try:
+        return torch.as_tensor(numbers, dtype=torch.float64).clone()
+    except (TypeError, ValueError, RuntimeError):
+        return torch.zeros(0, dtype=torch.float64)
+
+
+def _thresholds(max_norms):  # (k,) or ()
+    "Read bounds."
+    thresholds = _read_floats(max_norms)
+    good = (thresholds >= 1e-100) & (thresholds <= 1e100)
+    if not thresholds.numel() or thresholds.dim() > 1 or not good.all():
+        raise ValueError(f"max_norms={max_norms!r:.80} are no bounds: pass positive finite "
+                         "numbers, from 1e-100 to 1e100")
+    return thresholds
+
+
+def _numbers(groups):  # (l,) int64
+    "Read the numbers of groups."
+    try:
+        numbers = torch.as_tensor([int(group) for group in groups], dtype=torch.int64)
+        good = len(numbers) and numbers.tolist() == list(groups)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        good = False
+    if not good:
+        raise ValueError(f"groups={groups!r:.80} are no groups: pass an integer per tensor")
+    return numbers
+
+# %% ../nbs/08_clipping.ipynb #c4ec0006
 def _check_groups(max_norms, groups):
     "Thresholds (k,), or one number to be split over whatever comes; group of each tensor, or None."
-    thresholds = torch.as_tensor(max_norms, dtype=torch.float64).clone()
+    thresholds = _thresholds(max_norms)
     single, k = not thresholds.dim(), thresholds.numel()
-    if not k or thresholds.dim() > 1 or not ((thresholds > 0) & thresholds.isfinite()).all():
-        raise ValueError(f"max_norms={max_norms} are no bounds: pass positive finite numbers")
     if groups is None:
         return thresholds, None if single else torch.arange(k)
-    groups = torch.as_tensor([int(group) for group in groups])
+    groups = _numbers(groups)
     numbers = groups.unique().tolist()
     if numbers != list(range(len(numbers))) or not single and k != len(numbers):
         raise ValueError(f"groups {groups.tolist()} don't go with {thresholds.tolist()}: number "
@@ -190,14 +217,13 @@ class LayerClip:
 
     def __post_init__(self):
         self.max_norms, self.groups = _check_groups(self.max_norms, self.groups)
+        check_kind("is neither True nor False", bool, own_noise=self.own_noise)
         if self.batch_size is None:
             return
         if self.groups is None:
             raise ValueError("name the groups of learnt thresholds: groups=range(l), or "
                              "groups=layer_groups(model)")
-        if self.bit_sigma is None:
-            self.bit_sigma = len(self.max_norms)**.5*self.batch_size/20
-        _check_learner(self)
+        _check_learner(self, len(self.max_norms))
 
     def __call__(
         self,
@@ -259,17 +285,19 @@ def decay(
 ):                    # (steps,) float64
     "Go from `first` to `last` in equal ratios."
     # ValueError: out of range. Du et al. 2021 (arXiv 2111.00173) shrink C and grow 1/sigma so.
+    check_number("is not positive and finite: pass a number from 1e-100 to 1e100",
+                 lambda v: 1e-100 <= v <= 1e100, first=first, last=last)
+    check_count(1, 10**7, steps=steps)
     levels = steps if levels is None else levels
-    if not (0 < first < math.inf and 0 < last < math.inf and 1 <= levels <= steps):
-        raise ValueError(f"{first=}, {last=}, {levels=}: pass positive numbers and "
-                         f"1 to steps={steps} levels")
+    check_count(1, steps, levels=levels)
+    first, last = float(first), float(last)
     stair = (torch.arange(steps, dtype=torch.float64)*levels/steps).floor()/max(levels-1, 1)
     return first*(last/first)**stair
 
 # %% ../nbs/08_clipping.ipynb #2e269b6c
 def _falling(ratios):  # list of floats, the first one 1
     "Refuse noise that rises."
-    ratios = [float(ratio) for ratio in ratios]
+    ratios = _read_floats(ratios).flatten().tolist()
     positive = all(0 < ratio < math.inf for ratio in ratios)
     if not ratios or not positive or ratios != sorted(ratios, reverse=True):
         raise ValueError("ratios must be positive and must not rise: repeated early steps, the "
@@ -288,6 +316,7 @@ def falling_noise(
     # 0..t-1, so the j-th cheapest of n computed steps is one of 0..j; where noise only falls,
     # steps 0..n-1 cost at least as much.
     relative = _falling(ratios)
+    check_kind("is no accountant: pass a class, such as PLDAccountant", type, by=by)
 
     class Falling(by):
         ratios = tuple(relative)
@@ -295,9 +324,10 @@ def falling_noise(
         def step(self, q, sigma, n=1):
             by().step(q, sigma, n)  # refuses what is no rate, multiplier or count
             t = sum(entry[2] for entry in self.history)
-            for i in range(t, t + int(n)):
-                by.step(self, q, sigma*relative[min(i, len(relative)-1)])
-            return self
+            for ratio in relative[t:t + int(n)]:
+                by.step(self, q, sigma*ratio)
+            late = t + int(n) - max(t, len(relative))  # charged like the last one
+            return by.step(self, q, sigma*relative[-1], max(0, late))
 
         def load_state_dict(self, state):
             self.history = by().load_state_dict(state).history
@@ -351,9 +381,9 @@ class ScheduledClip:
 # %% ../nbs/08_clipping.ipynb #83914df0
 def _check_schedule(max_norms, plan):  # (steps,) float64
     "Refuse a schedule of thresholds that is not the plan's length, or not positive."
-    thresholds = torch.as_tensor(max_norms, dtype=torch.float64).clone()
+    thresholds = _read_floats(max_norms)
     ratios = getattr(plan.accountant, "ratios", (1.,)*plan.steps)
-    bounds = ((thresholds > 0) & thresholds.isfinite()).all()
+    bounds = ((thresholds >= 1e-100) & (thresholds <= 1e100)).all()
     if thresholds.shape != (plan.steps,) or not bounds or len(ratios) != plan.steps:
         raise ValueError(f"{tuple(thresholds.shape)} thresholds and {len(ratios)} noise ratios for "
                          f"{plan.steps} steps: pass one positive finite number per step, as "

@@ -9,13 +9,15 @@ __all__ = ['randomized_response', 'randomized_response_mean', 'laplace_mechanism
 # %% ../nbs/01_definition.ipynb #4fedabd0
 import math
 
-import numpy as np
 import torch
 from scipy import special
 
+from .core import check_number
 from dp_course.gaussian import (
     _check_eps,
+    _check_generator,
     _check_scale,
+    _tensor,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_sigma,
@@ -24,11 +26,6 @@ from dp_course.gaussian import (
 _all_ = ["gaussian_delta", "gaussian_epsilon", "gaussian_sigma"]
 
 # %% ../nbs/01_definition.ipynb #9671f9bc
-def _tensor(x):
-    "A tensor in the precision that `x` came with; plain Python numbers become float64 or int64."
-    return x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
-
-
 def randomized_response(
     x,                # bits (bool, or 0 and 1), any shape; each bit is another person's
     eps:float,        # privacy level of one bit, >= 0
@@ -38,32 +35,44 @@ def randomized_response(
     # ValueError: eps < 0, or x holds something else than bits.
     # Source: Warner 1965; Dwork & Roth 2014, section 3.2.
     _check_eps(eps)
+    _check_generator(generator)
     x = _tensor(x)
     if not ((x == 0) | (x == 1)).all():
         raise ValueError("x holds something else than bits: pass bool, or 0 and 1")
     u = torch.rand(x.shape, dtype=torch.float64, generator=generator, device=x.device)
-    lie = u < special.expit(-eps)
+    lie = u < special.expit(-float(eps))
     return torch.where(lie, (1 - x.to(torch.uint8)).to(x.dtype), x)
 
 
 def randomized_response_mean(
     y,          # (n,) answers of `randomized_response`
-    eps:float,  # the level they were given at, > 0
+    eps:float,  # the level they were given at, 1e-9 or more
 ):              # unbiased; may fall outside [0, 1]
     "Estimate the true fraction of ones from randomized answers."
-    # ValueError: eps <= 0 (fair coins know nothing). This is post-processing: it costs no privacy.
-    _check_scale("eps", eps)
-    lie = special.expit(-eps)
-    return (_tensor(y).double().mean() - lie)/(1 - 2*lie)
+    # ValueError: eps < 1e-9 (fair coins know nothing), no answers, or something else than answers.
+    # This is post-processing: it costs no privacy.
+    rule = "must be a finite number > 0, 1e-9 or more: fair coins know nothing"
+    check_number(rule, lambda v: 1e-9 <= v < math.inf, eps=eps)
+    y = _tensor(y).double()
+    if not len(y.flatten()) or not ((y >= 0) & (y <= 1)).all():
+        raise ValueError("y holds no answers, or something else: pass what came out of "
+                         "randomized_response")
+    lie = special.expit(-float(eps))
+    return (y.mean() - lie)/(1 - 2*lie)
 
 # %% ../nbs/01_definition.ipynb #1d8fca31
-def _private_input(x, sensitivity):
+def _private_input(x):
     "The tensor to be noised in float64, and the dtype to give back."
-    _check_scale("sensitivity", sensitivity)
     x = _tensor(x)
     if not torch.isfinite(x).all():
         raise ValueError("x holds NaN or infinity, which no noise hides: drop such values first")
     return x.double(), x.dtype if x.is_floating_point() else torch.float64
+
+
+def _rounded(noisy, dtype):
+    "The answer in its own precision; what lies beyond the largest number of that becomes it."
+    top = torch.finfo(dtype).max
+    return noisy.clamp(-top, top).to(dtype)
 
 
 def laplace_mechanism(
@@ -76,9 +85,12 @@ def laplace_mechanism(
     # ValueError: eps or sensitivity not positive and finite, x not finite.
     # Source: Dwork & Roth 2014, theorem 3.6. A difference of two exponentials is Laplace.
     _check_scale("eps", eps)
-    x, dtype = _private_input(x, sensitivity)
+    _check_scale("sensitivity", sensitivity)
+    _check_scale("sensitivity/eps", float(sensitivity)/float(eps))
+    _check_generator(generator)
+    x, dtype = _private_input(x)
     a, b = (torch.empty_like(x).exponential_(generator=generator) for _ in range(2))
-    return (x + sensitivity/eps*(a - b)).to(dtype)
+    return _rounded(x + sensitivity/eps*(a - b), dtype)
 
 # %% ../nbs/01_definition.ipynb #46dcbcb2
 def gaussian_mechanism(
@@ -91,9 +103,12 @@ def gaussian_mechanism(
     # ValueError: sigma or sensitivity not positive and finite, x not finite.
     # Source: Balle & Wang 2018, theorem 8.
     _check_scale("sigma", sigma)
-    x, dtype = _private_input(x, sensitivity)
+    _check_scale("sensitivity", sensitivity)
+    _check_scale("sigma*sensitivity", float(sigma)*float(sensitivity))
+    _check_generator(generator)
+    x, dtype = _private_input(x)
     z = torch.randn(x.shape, dtype=torch.float64, generator=generator, device=x.device)
-    return (x + sigma*sensitivity*z).to(dtype)
+    return _rounded(x + sigma*sensitivity*z, dtype)
 
 # %% ../nbs/01_definition.ipynb #e221722e
 def hockey_stick(
@@ -140,9 +155,8 @@ def max_tpr(
     # ValueError: eps < 0, delta outside [0, 1), fpr outside [0, 1].
     # Source: Kairouz, Oh & Viswanath 2015, theorem 2.1.
     _check_eps(eps)
-    if not 0 <= delta < 1:
-        raise ValueError(f"{delta=} must be in [0, 1)")
-    fpr = _rates(fpr)
+    check_number("must be in [0, 1)", lambda v: 0 <= v < 1, delta=delta)
+    eps, delta, fpr = float(eps), float(delta), _rates(fpr)
     says_in = delta + math.exp(min(eps, 700.))*fpr
     says_out = 1 - math.exp(-eps)*(1 - delta - fpr)
     return torch.minimum(says_in, says_out).clamp(0, 1)
@@ -156,4 +170,4 @@ def gaussian_tpr(
     # ValueError: sigma <= 0 or infinite, fpr outside [0, 1].
     # Source: Dong, Roth & Su 2022, the trade-off function G_mu with mu = 1/sigma.
     _check_scale("sigma", sigma)
-    return torch.special.ndtr(torch.special.ndtri(_rates(fpr)) + 1/sigma)
+    return torch.special.ndtr(torch.special.ndtri(_rates(fpr)) + 1/float(sigma))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
+from .core import check_number
 from .randomness import normal
 
 # %% ../nbs/02_by_hand.ipynb #62dfaff5
@@ -55,9 +56,8 @@ class FlatClip:
     max_norm:float=1.  # C: bound on the L2 norm of one example's whole gradient
 
     def __post_init__(self):
-        if not 0 < self.max_norm < float("inf"):
-            raise ValueError(f"max_norm={self.max_norm} is no bound: pass a positive finite "
-                             "number, say 1.0")
+        rule = "is no bound: pass a positive finite number, from 1e-100 to 1e100, say 1.0"
+        check_number(rule, lambda v: 1e-100 <= v <= 1e100, max_norm=self.max_norm)
 
     def __call__(
         self,
@@ -115,6 +115,21 @@ def loop_grad_sum(
     return total, torch.cat(norms, 1)
 
 # %% ../nbs/02_by_hand.ipynb #6ddb6ef5
+def _one_per_tensor(std, grads):
+    "The standard deviation of each tensor's noise."
+    if not isinstance(grads, dict) or not grads:
+        raise ValueError(f"grads={grads!r:.80} are no sums: pass a dict of tensors by name")
+    try:
+        stds = torch.as_tensor(std, dtype=torch.float64).expand(len(grads)).tolist()
+        good = all(0 <= s <= 1e25 for s in stds)  # over 1e-9: below float32's 3e38
+    except (TypeError, ValueError, RuntimeError):
+        good = False
+    if not good:
+        raise ValueError(f"std={std!r:.80} is no noise for {len(grads)} tensors: pass "
+                         "clip.std(sigma), and plan.batch_size; from 0 to 1e25, one or one each")
+    return stds
+
+# %% ../nbs/02_by_hand.ipynb #c4ec0005
 def noisy_mean(
     grads,           # dict name -> clipped sum over the batch
     std,             # of the noise on the sum, one number or one per tensor: clip.std(sigma)
@@ -124,10 +139,9 @@ def noisy_mean(
     "Add Gaussian noise to a clipped sum, then divide by the expected batch size."
     # ValueError: std or batch_size is not usable
     # Source: Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1
-    stds = torch.as_tensor(std, dtype=torch.float64).expand(len(grads)).tolist()
-    if not all(0 <= s < float("inf") for s in stds) or not 0 < batch_size < float("inf"):
-        raise ValueError(f"{std=}, {batch_size=}: pass clip.std(sigma) and the expected "
-                         "plan.batch_size")
+    rule = "is no expected batch size: pass plan.batch_size, from 1e-9 to 1e15"
+    check_number(rule, lambda v: 1e-9 <= v <= 1e15, batch_size=batch_size)
+    stds = _one_per_tensor(std, grads)
     means = {}
     for (name, g), s in zip(grads.items(), stds):
         noisy = g.double() + s*normal(g.shape, generator, g.device)  # float64 until the very end

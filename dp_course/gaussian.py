@@ -9,24 +9,44 @@ __all__ = ['gaussian_delta', 'gaussian_epsilon', 'gaussian_sigma']
 import math
 
 import numpy as np
+import torch
 from scipy import special
+
+from .core import check_kind, check_number
 
 # %% ../nbs/workshop/gaussian.ipynb #a23644de
 def _check_eps(eps):
-    if not eps >= 0:
-        raise ValueError(f"{eps=} is no privacy level: pass a number >= 0")
+    check_number("is no privacy level: pass a number >= 0", lambda v: v >= 0, eps=eps)
 
 
 def _check_delta(delta):
-    if not 0 < delta < 1:
-        raise ValueError(f"{delta=} must be strictly between 0 and 1, far below 1/n; "
-                         "delta = 0 needs Laplace noise")
+    rule = ("must be strictly between 0 and 1, far below 1/n; "
+            "delta = 0 needs Laplace noise")
+    check_number(rule, lambda v: 0 < v < 1, delta=delta)
 
 
 def _check_scale(name, value):
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name}={value} must be a finite number > 0, "
-                         "or there is no noise to hide behind")
+    rule = ("must be a finite number > 0, or there is no noise to hide behind; "
+            "from 1e-100 to 1e300 it can be computed with")
+    check_number(rule, lambda v: 1e-100 <= v <= 1e300, **{name: value})
+
+# %% ../nbs/workshop/gaussian.ipynb #c4ec0007
+def _tensor(x):
+    "A tensor in the precision that `x` came with; plain Python numbers become float64 or int64."
+    # ValueError: text, None, complex numbers
+    try:
+        x = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
+    except (TypeError, ValueError):
+        raise ValueError(f"{x!r:.80} holds something else than numbers: pass a number, a list of "
+                         "them or a tensor") from None
+    if x.is_complex():
+        raise ValueError(f"{x!r:.80} is complex: pass real numbers")
+    return x
+
+
+def _check_generator(generator):
+    rule = "gives no random numbers: pass a torch.Generator"
+    check_kind(rule, (torch.Generator, type(None)), generator=generator)
 
 # %% ../nbs/workshop/gaussian.ipynb #1d9ddc78
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)

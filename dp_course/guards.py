@@ -1196,7 +1196,8 @@ def prove_separate(
     check_model(model)
     like = next(iter(trainable(model).values()))
     refuse_known(model)
-    refuse_mixed_clip(clip or FlatClip(1.), len(trainable(model)), like.device, noised, largest)
+    clip = FlatClip(1.) if clip is None else clip
+    refuse_mixed_clip(clip, len(trainable(model)), like.device, noised, largest)
     most = min(largest, 128) if augment is None else 128  # the trainer's blocks
     refuse_mixed_rows(data, model, augment, most)
     stage = _Stage(_shaken(model), loss_fn, data, augment, like, like.dtype)

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from .core import check_count
 from .layers import RULES, convolution_rule
 
 # %% ../nbs/06_normalization.ipynb #11c7156f
@@ -148,7 +149,8 @@ def resnet20(
     order:str="norm-relu",  # or "relu-norm"
 ):                          # 272,474 parameters for 3 channels and 10 classes
     "Build a ResNet-20 for small images with weight standardization, GroupNorm and 1x1 shortcuts."
-    # He et al. 2016 (arXiv 1512.03385), section 4.2. ValueError: unknown order
+    # He et al. 2016 (arXiv 1512.03385), section 4.2. ValueError: unknown order, no classes
+    check_count(1, 10**5, classes=classes, in_channels=in_channels)
     block = partial(BasicBlock, conv=conv, norm=norm, order=order)
     blocks = _three_stages(block, (16, 32, 64), 3)
     return nn.Sequential(
@@ -191,7 +193,10 @@ def wide_resnet(
     "Build a wide residual network in the form of De et al. 2022."
     # Zagoruyko & Komodakis 2016 (arXiv 1605.07146). ValueError: impossible depth, unknown order.
     # De et al.'s code also has a gain and a bias per filter, and a norm on each 1x1 shortcut.
-    if depth < 10 or (depth-4) % 6:
+    check_count(1, 10**5, classes=classes, in_channels=in_channels)
+    check_count(1, 100, width=width)
+    check_count(10, 1000, depth=depth)
+    if (depth-4) % 6:
         raise ValueError(f"{depth=} is not 6 m + 4: pass 10, 16, 22, 28, 40 ...")
     block = partial(WideBlock, conv=conv, norm=norm, order=order)
     widths = 16*width, 32*width, 64*width
@@ -248,7 +253,7 @@ def activation(
     # ValueError: unknown name
     if isinstance(act, nn.Module):
         return deepcopy(act)
-    if act not in ACTIVATIONS:
+    if not isinstance(act, str) or act not in ACTIVATIONS:
         raise ValueError(f"{act=} is unknown: pass a module or one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[act]()
 
@@ -262,8 +267,8 @@ def papernot_cnn(
 ):                      # 26,010 parameters for k = 16 on MNIST
     "Build the two-convolution network of Papernot et al. 2021 for MNIST and Fashion-MNIST."
     # arXiv 2007.14191. ValueError: no filters, images too small
-    if k < 1:
-        raise ValueError(f"{k=} filters see nothing: pass 1 or more, 16 as in the paper")
+    check_count(1, 10**5, classes=classes, in_channels=in_channels)
+    check_count(1, 1000, k=k, image_size=image_size)
     side = ((image_size - 2)//2 - 4)//2  # after each layer: (s-2)//2 + 1, -1, (s-4)//2 + 1, -1
     if side < 1:
         raise ValueError(f"{image_size=} leaves nothing: upsample to 14 pixels or more")
@@ -283,7 +288,8 @@ def allconv_cifar(
 ):                      # 2,334,730 parameters
     "Build the all-convolutional network of Papernot et al. 2021 for CIFAR-10."
     # arXiv 2007.14191. Class scores are averaged over the last map.
-    # The widths follow from the count.
+    # The widths follow from the count. ValueError: no classes or channels
+    check_count(1, 10**5, classes=classes, in_channels=in_channels)
     layers, i = [], in_channels
     for pair in [(64, 128), (128, 256), (256, 512)]:
         for o in pair:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from .core import patch_to
+from .core import check_kind, patch_to
 
 # %% ../nbs/workshop/randomness.ipynb #0eb15511
 _BLOCK = 2**13  # words that one call of the hash function gives at most
@@ -82,6 +82,8 @@ def normal(
     if isinstance(generator, Stream):
         z = _from_stream(generator, math.prod(shape))
         return torch.from_numpy(z).view(tuple(shape)).to(device)
+    rule = "gives no random numbers: pass a Stream, or a torch.Generator"
+    check_kind(rule, (torch.Generator, type(None)), generator=generator)
     here = device if generator is None else generator.device
     z = torch.randn(tuple(shape), generator=generator, device=here, dtype=torch.float64)
     return z.to(device)

@@ -8,6 +8,8 @@ __all__ = ['poisson_indices']
 # %% ../nbs/04_sampling.ipynb #b63d72a5
 import torch
 
+from .core import check_kind, check_number
+
 # %% ../nbs/04_sampling.ipynb #758462d8
 def poisson_indices(
     n:int,                      # examples in the data set
@@ -18,9 +20,10 @@ def poisson_indices(
     # ValueError: q outside [0,1], negative n. Abadi et al. 2016 (arXiv 1607.00133), section 3.1.
     # float64: u < q has probability ceil(q*2^53)/2^53; float32 has 24 bits and draws too often.
     # On CUDA `nonzero` waits for the device once; with a CPU generator nothing touches the GPU.
-    if not 0 <= q <= 1:
-        raise ValueError(f"{q=} is not a probability: pass batch_size/n")
-    if n != int(n) or n < 0:
-        raise ValueError(f"{n=} is not a number of examples: pass len(data)")
+    check_number("is not a probability: pass batch_size/n", lambda v: 0 <= v <= 1, q=q)
+    check_number("is not a number of examples: pass len(data), a billion at most",
+                 lambda v: 0 <= v <= 1e9 and v.is_integer(), n=n)
+    check_kind("gives no random numbers: pass a torch.Generator", torch.Generator,
+               generator=generator)
     u = torch.rand(int(n), dtype=torch.float64, generator=generator, device=generator.device)
     return (u < q).nonzero().flatten()

@@ -24,7 +24,7 @@ from dp_course.accounting import (
     rdp_to_epsilon,
 )
 from .batches import tree_map
-from .core import patch_to
+from .core import check_number, patch_to
 from .data import as_examples
 from .definition import gaussian_sigma
 from .dpsgd import FlatClip
@@ -44,16 +44,22 @@ def gradient_noise(
     # A Poisson sum has variance q(1-q) per example *about zero*: the batch size is random, too.
     # ValueError: no rate; negative sizes.
     _check_rate(batch_size, n)
-    if not (mean_square >= 0 and std >= 0 and parameters >= 1):
-        raise ValueError(f"{mean_square=}, {std=}, {parameters=}: two lengths and a count, "
-                         "none negative")
+    rule = "is negative, or no number: pass two lengths and a count, 1e100 at most"
+    check_number(rule, lambda v: 0 <= v <= 1e100, mean_square=mean_square, std=std)
+    check_number(rule, lambda v: 1 <= v <= 1e100, parameters=parameters)
     sampling = math.sqrt((1 - batch_size/n)*mean_square/batch_size)
     return sampling, std*math.sqrt(parameters)/batch_size
 
 
 def _check_rate(batch_size, n):
-    if not 0 < batch_size <= n:
-        raise ValueError(f"{batch_size=} of {n=} is no rate; 0 < batch_size <= n")
+    check_number("is no number of examples", lambda v: 0 < v <= 1e15, n=n)
+    check_number(f"of {n=} is no rate; 0 < batch_size <= n", lambda v: 1e-9 <= v <= n,
+                 batch_size=batch_size)
+
+
+def _check_positive(most=1e100, **values):
+    rule = f"is out of range: all of {', '.join(values)} must be positive, from 1e-100 to {most:g}"
+    check_number(rule, lambda v: 1e-100 <= v <= most, **values)
 
 # %% ../nbs/09_scaling.ipynb #36306c10
 def nonprivate_signal_noise(
@@ -70,7 +76,7 @@ def nonprivate_signal_noise(
 ):                         # list of dicts: batch_size, signal, scatter, predicted, mean_square
     "Measure the length of the clipped mean gradient, and how far Poisson batches scatter about it."
     # nonprivate: every number is an un-noised statistic of the training set; look, and don't keep
-    data, clip = as_examples(data), clip or FlatClip(1.)
+    data, clip = as_examples(data), FlatClip(1.) if clip is None else clip
     generator = generator or torch.Generator().manual_seed(0)
     n = len(data)
 
@@ -109,6 +115,10 @@ def snr(
     sigma,       # noise multiplier
 ):               # in units of C/sqrt(parameters): compare runs, don't read it as a number
     "Signal-to-noise proxy of a whole run: sqrt(T) B / sigma."
+    # ValueError: a negative number
+    _check_positive(batch_size=batch_size)
+    check_number("is negative, or no number: pass 0 to 1e100", lambda v: 0 <= v <= 1e100,
+                 steps=steps, sigma=sigma)
     return math.sqrt(steps)*batch_size/sigma if sigma else math.inf
 
 # %% ../nbs/09_scaling.ipynb #01d60ce6
@@ -145,7 +155,8 @@ def snr_ceiling(
 ):               # what `steps` full batches reach, however many
     "The signal-to-noise proxy that a budget can buy from `n` examples; no batch size exceeds it."
     # q = 1: T Gaussian releases with sigma are worth one with
-    # sigma/sqrt(T) = gaussian_sigma(eps, delta)
+    # sigma/sqrt(T) = gaussian_sigma(eps, delta). ValueError: a number out of range
+    _check_positive(n=n)
     return n/gaussian_sigma(eps, delta)
 
 # %% ../nbs/09_scaling.ipynb #fa3c887d
@@ -161,10 +172,9 @@ def scaled_lr(
     "Carry a learning rate over to another batch size."
     # Goyal et al. 2017 (arXiv 1706.02677), linear; Krizhevsky 2014 (arXiv 1404.5997), sqrt.
     # ValueError: unknown rule, a size or rate that is not positive
-    if rule not in _POWERS:
+    if not isinstance(rule, str) or rule not in _POWERS:
         raise ValueError(f"{rule=} is unknown: pass one of {', '.join(_POWERS)}")
-    if not min(lr, batch_size, new_batch_size) > 0:
-        raise ValueError(f"{lr=}, {batch_size=}, {new_batch_size=}: all three must be positive")
+    _check_positive(lr=lr, batch_size=batch_size, new_batch_size=new_batch_size)
     return lr*(new_batch_size/batch_size)**_POWERS[rule]
 
 # %% ../nbs/09_scaling.ipynb #afad8f75
@@ -175,8 +185,11 @@ def matched_lr(
 ):             # learning rate to try in the run `new`
     "Carry a learning rate over so that noise moves the weights as far, over the run, as before."
     # T steps of std lr*sigma/B (times C): lr*sqrt(T)*sigma/B. ValueError: something is not positive
-    if not min(lr, *old, *new) > 0:
-        raise ValueError(f"{lr=}, {old=}, {new=}: all must be positive")
+    _check_positive(lr=lr)
+    for name, run in (("old", old), ("new", new)):
+        if not isinstance(run, (tuple, list)) or len(run) != 3:
+            raise ValueError(f"{name}={run!r:.80} is no run: pass (batch_size, steps, sigma)")
+        _check_positive(**dict(zip(("batch_size", "steps", "sigma"), run)))
 
     def moved(batch_size, steps, sigma):
         return math.sqrt(steps)*sigma/batch_size
@@ -194,8 +207,8 @@ def composed_search_epsilon(
 ):
     "eps of a search that could publish every one of its runs: plain composition."
     # ValueError: `tries` is no whole number
-    if not 0 <= tries < math.inf or tries != int(tries):
-        raise ValueError(f"{tries=} is not a number of runs")
+    check_number("is not a number of runs: pass an integer, 10**9 at most",
+                 lambda v: 0 <= v <= 1e9 and v.is_integer(), tries=tries)
     return epsilon(q=q, sigma=sigma, steps=int(tries)*steps, delta=delta, accountant=accountant)
 
 # %% ../nbs/09_scaling.ipynb #c2b5bf93
@@ -214,10 +227,10 @@ class RandomTries:
     eta:float=1.  # shape: 1 geometric, 0 logarithmic, inf Poisson
 
     def __post_init__(self):
-        if not 1 <= self.mean < math.inf:
-            raise ValueError(f"mean={self.mean}: a search makes 1 run or more")
-        if not self.eta > -1:
-            raise ValueError(f"eta={self.eta} is no shape: pass a number > -1, or math.inf")
+        check_number("is no search: it makes 1 run or more, 1e100 at most",
+                     lambda v: 1 <= v <= 1e100, mean=self.mean)
+        check_number("is no shape: pass a number > -1, or math.inf", lambda v: v > -1,
+                     eta=self.eta)
         if self.eta < math.inf and _mean_runs(self.eta, -600.) < self.mean:
             raise ValueError(f"eta={self.eta} cannot reach mean={self.mean}: pass a larger eta")
 
@@ -310,8 +323,7 @@ def search_noise_multiplier(
 ):  # sigma of each run, rounded up
     "Noise multiplier with which a whole random search spends at most `eps`."
     # ValueError: eps is not positive, or less than what the random number of runs costs on its own
-    if not 0 < eps < math.inf:
-        raise ValueError(f"{eps=} is no budget: pass a finite number > 0")
+    check_number("is no budget: pass a finite number > 0", lambda v: 0 < v < math.inf, eps=eps)
     if q == 0 or steps == 0:
         return 0.
 

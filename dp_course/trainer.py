@@ -166,7 +166,8 @@ class Trainer(_RunState):
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
         self.engine, self.micro_batch = engine, micro_batch
-        self.clip, self.callbacks = clip or FlatClip(1.), list(callbacks)
+        self.clip = FlatClip(1.) if clip is None else clip
+        self.callbacks = list(callbacks)
         self._plan, self._t, self._nonfinite = plan, 0, 0
         self._given = None if seed is None else str(seed)
         self._secret = new_seed(seed)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from .batches import Views
-from .core import patch_to
+from .core import check_count, check_kind, check_number, patch_to
 from .ledger import STEPS
 from .trainer import Trainer
 
@@ -48,12 +48,20 @@ def _windows(
     return rows, columns
 
 # %% ../nbs/10_tricks.ipynb #b98e8690
+def _check_views(k, crop, flip):
+    "Refuse settings that fit no images."
+    check_count(1, 10**6, k=k)
+    check_count(0, 10**6, crop=crop)
+    check_kind("is neither True nor False", bool, flip=flip)
+
+
 def _check_images(x, k, crop):
     if not isinstance(x, torch.Tensor) or x.dim() != 4:
         what = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
         raise ValueError(f"x is {what}, no batch of images: pass a tensor (b,c,h,w)")
     most = min(x.shape[2:]) - 1
-    if not (k >= 1 and 0 <= crop <= most):
+    _check_views(k, crop, True)
+    if crop > most:
         size = "x".join(map(str, x.shape[2:]))
         raise ValueError(f"{k=}, {crop=} for {size} images: "
                          f"pass k >= 1 and a crop from 0 to {most}")
@@ -87,6 +95,8 @@ def multiplicity(
     flip:bool=True,  # as for `views`
 ):                   # (x, y, generator) -> (`Views`, y), for `Trainer(augment=...)`
     "Make the `augment` of a trainer: `k` views of every example, averaged before the clip."
+    # ValueError: k < 1, crop < 0
+    _check_views(k, crop, flip)
     return lambda x, y, generator: (views(x, k, generator, crop, flip), y)
 
 
@@ -97,6 +107,8 @@ def multiplicity_with_masks(
 ):                   # (x, y, generator) -> (`Views`, `Views`), for `Trainer(augment=...)`
     "Make an `augment` for segmentation: every mask is shifted and mirrored with its image."
     # ValueError: y is no batch of masks (b,h,w) or (b,c,h,w) of the size of the images
+    _check_views(k, crop, flip)
+
     def augment(x, y, generator):
         _check_images(x, k, crop)
         b, _, h, w = x.shape
@@ -185,8 +197,9 @@ class EMA(_Average):
         warmup:bool=True,  # shorter memory at the start
     ):
         super().__init__()
-        if not 0 <= decay < 1:
-            raise ValueError(f"{decay=} is no share that fades: pass 0 <= decay < 1")
+        rule = "is no share that fades: pass 0 <= decay < 1"
+        check_number(rule, lambda v: 0 <= v < 1, decay=decay)
+        check_kind("is neither True nor False", bool, warmup=warmup)
         self.decay, self.warmup = decay, warmup
 
     def rate(self, t):
@@ -199,8 +212,8 @@ class TailAverage(_Average):
     # ValueError: negative start. Until `start` there is no average: a release has the last iterate
     def __init__(self, start:int=0):
         super().__init__()
-        if start < 0:
-            raise ValueError(f"{start=}: pass how many steps to leave out, such as plan.steps//2")
+        rule = "is no number of steps: pass how many to leave out, such as plan.steps//2"
+        check_number(rule, lambda v: v >= 0, start=start)
         self.start = start
 
     def __call__(self, trainer):
@@ -252,11 +265,16 @@ class Schedule:
         steps:int,  # of the plan
         **options,  # to the shape: warmup, floor, at, factor
     ):
-        if isinstance(shape, str) and shape not in SCHEDULES:
+        found = SCHEDULES.get(shape) if isinstance(shape, str) else shape
+        if not callable(found):
             known = ", ".join(SCHEDULES)
             raise ValueError(f"{shape=} is unknown: pass a function or one of {known}")
+        check_number("is no learning rate: pass a number from 0 to 1e100",
+                     lambda v: 0 <= v <= 1e100, lr=lr)
+        check_number("is no number of steps: pass plan.steps", lambda v: 0 <= v <= 1e15,
+                     steps=steps)
         self.lr, self.steps, self.options = lr, steps, options
-        self.shape = SCHEDULES.get(shape, shape)
+        self.shape = found
 
     def at(self, t):
         "Learning rate of the step that follows `t` others; make the optimizer with that of t = 0."
@@ -305,9 +323,11 @@ class Plateau:
         factor:float=.5,     # what the learning rate is multiplied with
         threshold:float=0.,  # what counts as better; about the metric's noise
     ):
-        if not (every >= 1 and patience >= 0 and 0 < factor < 1):
-            raise ValueError(f"{every=}, {patience=}, {factor=}: pass every >= 1, patience >= 0, "
-                             "0 < factor < 1")
+        rule = "is out of range: pass every >= 1, patience >= 0, 0 < factor < 1"
+        check_number(rule, lambda v: 1 <= v < math.inf, every=every)
+        check_number(rule, lambda v: v >= 0, patience=patience)
+        check_number(rule, lambda v: 0 < v < 1, factor=factor)
+        check_number("is no number", lambda v: not math.isnan(v), threshold=threshold)
         _check_metric(metric)
         self.metric, self.every, self.patience = metric, every, patience
         self.factor, self.threshold = factor, threshold
@@ -356,9 +376,11 @@ class NoisyAccuracy:
         sigma:float,       # standard deviation of the noise on the count
         measurements:int,  # how many are planned: `PrivacyPlan(releases=(sigma,)*measurements)`
     ):
-        if not (len(x) == len(y) > 0 and 0 < sigma < math.inf and measurements >= 1):
-            raise ValueError(f"{len(x)} examples, {len(y)} labels, {sigma=}, {measurements=}: pass "
-                             "examples, a label each, a positive noise, a number of measurements")
+        check_kind("is no tensor: pass examples and labels", torch.Tensor, x=x, y=y)
+        if not (x.dim() and y.dim() == 1 and len(x) == len(y) > 0):
+            raise ValueError(f"{tuple(x.shape)}, {tuple(y.shape)}: pass examples, a label each")
+        check_number("is no noise: pass 1e-9 to 1e100", lambda v: 1e-9 <= v <= 1e100, sigma=sigma)
+        check_count(1, 10**9, measurements=measurements)
         self.x, self.y, self.sigma, self.measurements = x, y, sigma, measurements
 
     def __call__(self, trainer):

@@ -641,11 +641,14 @@ def test_plateau_resumes_bit_identically_with_its_bill(digits, tmp_path):
         other.fit()
 
 
+ONE = torch.ones(1)
+
+
 @pytest.mark.parametrize("make", [
     lambda: Plateau(public(max), 0), lambda: Plateau(public(max), 1, patience=-1),
     lambda: Plateau(public(max), 1, factor=1.), lambda: NoisyAccuracy([], [], 1., 1),
-    lambda: NoisyAccuracy([1], [1], 0., 1), lambda: NoisyAccuracy([1], [1, 2], 1., 1),
-    lambda: NoisyAccuracy([1], [1], 1., 0)])
+    lambda: NoisyAccuracy(ONE, ONE, 0., 1), lambda: NoisyAccuracy(ONE, ONE.repeat(2), 1., 1),
+    lambda: NoisyAccuracy(ONE, ONE, 1., 0)])
 def test_plateaus_refuse(make):
     with pytest.raises(ValueError, match="pass"):
         make()
