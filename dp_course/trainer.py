@@ -176,7 +176,8 @@ class Trainer(_RunState):
         _check_micro_batch(micro_batch)
         self.optimizer = _made_optimizer(optimizer, model)
         refuse_unbounded(self.clip, plan.sigma, len(self.params))
-        largest = min(micro_batch or plan.n, math.ceil(plan.batch_size))
+        likely = math.ceil(plan.batch_size + 6*math.sqrt(plan.batch_size))  # a Poisson batch
+        largest = min(micro_batch or likely, plan.n)
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
                        noised=plan.sigma > 0, largest=largest)
 
