@@ -26,17 +26,18 @@ from .core import keep_memory, machine, pick_device
 from .data import load
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
-from .leaves import buy_mean, leafed
-from dp_course.presets import (
-    ENGINES, HEADS, MODELS, PRESETS, Config, config_of, make_config, make_plan, make_schedule,
-    run_name)
+from .estimates import rehearse
+from .leaves import buy_mean
+from .presets import (
+    ENGINES, FEATURES, PRESETS, Config, config_of, make_config, make_network, make_plan,
+    make_schedule, run_name)
 from .processes import Peers, ProcessTrainer, join
 from .records import (
     Record, latest_checkpoint, new_record, read_record, start_line, stated)
 from .pretrain import HeadFirst, load_start
-from .scattering import scattered
 from .trainer import Trainer
 from .tricks import EMA, multiplicity
+from .verbs import answer
 from .workbench import _watched
 
 _all_ = ["PRESETS"]
@@ -52,8 +53,7 @@ def load_data(
     if config.pixel_std:
         data = data.replace(std=config.pixel_std)
     if config.features:
-        describe = {"scatter": scattered, "leaves": leafed}[config.features]
-        data = describe(data)  # image by image, so before the split
+        data = FEATURES[config.features](data)  # image by image, so before the split
     return data.split(config.n_val) if config.n_val else data
 
 # %% ../nbs/12_resnet20.ipynb #bfc18ccd
@@ -67,10 +67,7 @@ def make_model(
     classes = len(data.classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)
-        if config.model in HEADS:
-            model = HEADS[config.model](shape, classes)
-        else:
-            model = MODELS[config.model](classes=classes, in_channels=shape[0])
+        model = make_network(config.model, shape, classes)
     if config.start:
         load_start(model, config.start)
     return model.to(data.device)
@@ -277,13 +274,15 @@ def run(
         say, show = (lambda text: None), False  # process 0 speaks for all
     say(describe_start(here, job.config))
     watched = _watched() if show is None else show
-    screen = Bar(row, trainer, config.preset) if watched else Lines(row, last, watch, say)
+    screen = Bar(row, trainer, config.preset, last) if watched else Lines(row, last, watch, say)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()
     with closing(here):
         with closing(screen):
             while trainer.t < last and not reasons():
-                trainer.step()
+                if not trainer._take_step():  # repeated steps rounded differently: each cost twice
+                    reasons.why = "budget"
+                    break
         scores = evaluation(trainer)  # measured again only if an epoch was cut short
         return finish(here, scores, watch.seconds, reasons.why) if here.record else None
 
@@ -303,8 +302,13 @@ def main(
     stop = Interrupt()
     peers = Peers(int(os.environ.get("RANK", 0)))
     try:
-        jobs = parse(argv)
         keep_memory()
+        if answer(argv, make_engine):  # a question: nothing is trained
+            return 0
+        jobs = parse(argv)
+        if jobs[0].dry_run:
+            print(rehearse(jobs[0], make_trainer))
+            return 0
         peers = join(jobs[0].device)
         ends = [run(job, stop=stop, peers=peers) for job in jobs if not peers.any(stop())]
         if not peers.rank:
