@@ -250,7 +250,7 @@ _CNN = dict(
     lr=8.,
     schedule="linear",
     micro_batch=128,
-    tuning_runs=28,  # 25 of the trial that chose the features, three rates of ours
+    tuning_runs=25,
 )
 
 # %% ../nbs/workshop/presets.ipynb #a6308a6e
