@@ -6,9 +6,10 @@
 __all__ = ['SHORT', 'stand_in', 'step_seconds', 'in_words', 'is_there', 'rehearse', 'image_seconds', 'run_images', 'record_words',
            'list_presets']
 
-# %% ../nbs/workshop/estimates.ipynb #08c4da02
+# %% ../nbs/workshop/estimates.ipynb #d279dc57
 import math
 import time
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -22,15 +23,16 @@ from .records import (
     distinct, mean_std, peak_memory_mb, recorded, runs_folders, settings, synchronize)
 from .releases import IMAGES
 
-# %% ../nbs/workshop/estimates.ipynb #f585b2c6
-def _one(config):
+# %% ../nbs/workshop/estimates.ipynb #01d9bb36
+@lru_cache
+def _one(data_name, features):
     "A made-up image of a data set, or its features."
-    _, shape = IMAGES[config.data]
+    _, shape = IMAGES[data_name]
     g = torch.Generator().manual_seed(0)
     x = torch.randint(256, (1, *shape), generator=g, dtype=torch.uint8)
     y = torch.zeros(1, dtype=torch.int64)
     data = Examples(x, y)
-    return FEATURES[config.features](data, cache=False) if config.features else data
+    return FEATURES[features](data, cache=False) if features else data
 
 
 def stand_in(
@@ -45,7 +47,7 @@ def stand_in(
         v = torch.as_tensor(v).to(device)
         return v.expand(n, *v.shape[1:])
 
-    x = tree_map(repeated, _one(config).train_x)
+    x = tree_map(repeated, _one(config.data, config.features).train_x)
     y = torch.arange(n, device=device) % classes
     few = tree_map(lambda v: v[:8], x)
     return Examples(x, y, few, y[:8], name="made-up rows", classes=range(classes))
@@ -171,7 +173,7 @@ def record_words(
     most = max(alike.values(), key=len)
     return f"{len(most)} x {100*mean_std(most)[0]:.1f} %"
 
-# %% ../nbs/workshop/estimates.ipynb #bf1be159
+# %% ../nbs/workshop/estimates.ipynb #939259a8
 def _records(out):
     "The records of the course and of a folder of one's own: preset -> list."
     found = {}
@@ -197,9 +199,10 @@ def list_presets(
     make_engine,  # as for `image_seconds`
     out="out",    # folder of one's own runs
     root=None,    # as for `load`
+    names=None,   # of presets; default: all but the miniatures
 ):                # a line per preset
-    "List all presets: cost on this machine, data, records."
-    names = [name for name in PRESETS if not name.endswith("-fast")]
+    "List presets: cost on this machine, data, records."
+    names = names or [name for name in PRESETS if not name.endswith("-fast")]
     costs = _costs(names, make_engine)
     sets = {name: make_config(name).data for name in names}
     missing = {name: is_there(name, root) for name in set(sets.values())}
