@@ -205,9 +205,8 @@ def check_private_mean(
     noise_on(zeros[:0], "a batch of nobody: noise, and nothing else",
              "nobody came: the noise comes all the same, and nothing is divided by 0")
     with trial.holds("somebody's infinite gradient counts zero"):
-        bad = torch.where(torch.arange(12)[:, None] == 3, math.inf, g)
-        got = torch.as_tensor(trial(bad, 1.5, 0., 32, generator))
-        found = gap(got, _clipped_mean(bad, 1.5, 0., 32, generator))
+        case = torch.where(torch.arange(12)[:, None] == 3, math.inf, g), 1.5, 0., 32, generator
+        found = gap(torch.as_tensor(trial(*case)), _clipped_mean(*case))
         trial.need(not found, found,
                    "0 times infinity is not a number: torch.where(norms.isfinite(), ..., 0.)")
     with trial.holds("the generator decides the noise"):
