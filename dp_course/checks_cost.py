@@ -13,7 +13,7 @@ import torch
 from scipy import signal
 
 from .accounting import (
-    ORDERS, PLDAccountant, RDPAccountant, epsilon, noise_multiplier, rdp_sampled_gaussian)
+    PLDAccountant, RDPAccountant, epsilon, noise_multiplier, rdp_sampled_gaussian)
 from .exercises import Trial
 
 # %% ../nbs/workshop/checks_cost.ipynb #4502ac46
@@ -78,14 +78,22 @@ def check_best_order(
     return trial.card()
 
 # %% ../nbs/workshop/checks_cost.ipynb #897fdbbd
-def _curve(first, masses, h, steps, eps):
+def _finite_part(first, masses, h, steps, eps):
+    "delta by the finite losses alone."
     p = np.ones(1)
     for _ in range(steps):
         p = signal.convolve(p, masses, method="direct")
     loss = h*(steps*first + np.arange(len(p)))
     share = np.maximum(0, -np.expm1(np.minimum(0, np.asarray(eps)[:, None] - loss)))
-    delta = share@p + 1 - np.sum(masses)**steps
+    return share@p
+
+
+def _clean(delta):
     return np.where(delta < 1e-9, 0, delta)  # rounding is no loss
+
+
+def _curve(first, masses, h, steps, eps):
+    return _clean(_finite_part(first, masses, h, steps, eps) + 1 - np.sum(masses)**steps)
 
 
 def _all_beyond(first, masses, h, steps, eps):
@@ -94,27 +102,25 @@ def _all_beyond(first, masses, h, steps, eps):
     for _ in range(steps):
         p = np.convolve(p, masses)
     loss = h*(steps*first + np.arange(len(p)))
-    return (loss > np.asarray(eps)[:, None])@p + 1 - np.sum(masses)**steps
-
-
-def _no_infinity(first, masses, h, steps, eps):
-    return _curve(first, masses, h, steps, eps) - 1 + np.sum(masses)**steps
+    return _clean((loss > np.asarray(eps)[:, None])@p + 1 - np.sum(masses)**steps)
 
 
 def _infinity_once(first, masses, h, steps, eps):
-    return _no_infinity(first, masses, h, steps, eps) + (1 - np.sum(masses) if steps else 0)
+    lost = 1 - np.sum(masses) if steps else 0
+    return _clean(_finite_part(first, masses, h, steps, eps) + lost)
 
 
 _CURVE_SLIPS = {
     "every loss above eps counts whole: only the share 1 - e^(eps - L) sticks out": _all_beyond,
-    "an infinite loss sticks out whole at every eps: add its probability": _no_infinity,
+    "an infinite loss sticks out whole at every eps: add its probability":
+        lambda *case: _clean(_finite_part(*case)),
     "one infinite loss among the steps is enough: its probability is 1 - sum**steps":
         _infinity_once,
     "you stretch one step's loss: the steps have independent losses, so convolve":
         lambda first, masses, h, steps, eps: _curve(first, masses, steps*h, 1, eps),
     "the sum of `steps` losses starts at steps*first":
-        lambda first, masses, h, steps, eps: _no_infinity(
-            first/max(steps, 1), masses, h, steps, eps) + 1 - np.sum(masses)**steps}
+        lambda first, masses, h, steps, eps: _curve(
+            first/max(steps, 1), masses, h, steps, eps)}
 
 # %% ../nbs/workshop/checks_cost.ipynb #a2c2fe0c
 def check_delta_curve(
