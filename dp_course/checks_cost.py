@@ -109,7 +109,7 @@ def _infinity_once(first, masses, h, steps, eps):
     lost = 1 - np.sum(masses) if steps else 0
     return _clean(_finite_part(first, masses, h, steps, eps) + lost)
 
-
+# %% ../nbs/workshop/checks_cost.ipynb #81baab85
 _CURVE_SLIPS = {
     "every loss above eps counts whole: only the share 1 - e^(eps - L) sticks out": _all_beyond,
     "an infinite loss sticks out whole at every eps: add its probability":
