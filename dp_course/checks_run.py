@@ -32,7 +32,7 @@ def _with_a_crash(record):
     "The same record, picked up after its first row."
     return [*record[:2], dict(kind="resume", step=record[1]["step"]), *record[2:]]
 
-# %% ../nbs/workshop/checks_run.ipynb #05de6854
+# %% ../nbs/workshop/checks_run.ipynb #5f216c1c
 def _eps_after(steps_of, accountant=None):
     "A function of a record that charges `steps_of(line, plan)` steps for every row."
     more = {} if accountant is None else dict(accountant=accountant)
@@ -50,7 +50,7 @@ def _straight(record):
     rows = [line for line in record if line["kind"] == "epoch"]
     return [eps*row["step"]/record[0]["plan"]["steps"] for eps, row in zip(whole, rows)]
 
-# %% ../nbs/workshop/checks_run.ipynb #32f1bbf7
+# %% ../nbs/workshop/checks_run.ipynb #060c063d
 def check_eps_of_rows(
     your_function,  # `eps_of_rows(record)`, a list
     seed=None,      # of the cases; default: fresh ones
@@ -82,7 +82,7 @@ def check_eps_of_rows(
         trial.same(truth, _made_up(trial.generator, 0))
     return trial.card()
 
-# %% ../nbs/workshop/checks_run.ipynb #96964dfb
+# %% ../nbs/workshop/checks_run.ipynb #15a6e82d
 def check_predict_seconds(
     your_function,  # `predict_seconds(tried, steps, tests, test_seconds)`
     seed=None,      # of the cases; default: fresh ones
@@ -123,7 +123,7 @@ def check_predict_seconds(
         trial.same(truth, seconds(2), 1, 1, 3.)
     return trial.card()
 
-# %% ../nbs/workshop/checks_run.ipynb #a1503717
+# %% ../nbs/workshop/checks_run.ipynb #d7fee4a5
 class _Method:
     "A method whose run with a seed is a number drawn once."
     def __init__(self, mean, std, generator):
@@ -148,7 +148,7 @@ def _verdict(trial, old, new):
     trial.need(calls <= 24, f"{calls} runs were made", "24 runs in all: 12 of each")
     return said
 
-# %% ../nbs/workshop/checks_run.ipynb #3752aedb
+# %% ../nbs/workshop/checks_run.ipynb #6e9ca106
 def _why_alarmed(old, claims):
     if len(old.runs) < 2:
         why = "the same seed again is the same run" if old.calls > 1 else "one run has no spread"
@@ -168,7 +168,7 @@ def _claims(trial, gap, times):
         said[_verdict(trial, old, _Method(mean + gap*std, std, generator))] += 1
     return said, old
 
-# %% ../nbs/workshop/checks_run.ipynb #b115656a
+# %% ../nbs/workshop/checks_run.ipynb #07a61298
 def check_judge(
     your_function,  # `judge(old, new)`: 'better', 'worse' or 'cannot tell'
     seed=None,      # of the cases; default: fresh ones
