@@ -73,7 +73,9 @@ def check_coins_needed(
         "the share is of the noise's std, not of its variance":
             lambda share: _coins(_accuracy(share**.5)),
         "half of alpha goes to the second look: 5e-4":
-            lambda share: _coins(_accuracy(share), 1e-3)}
+            lambda share: _coins(_accuracy(share), 1e-3),
+        "so many are guessed right: asked is how many are tossed":
+            lambda share: round(_accuracy(share)*_coins(_accuracy(share)))}
     trial = Trial(your_function, "check_coins_needed", seed, (
         "Who has `share` of the noise is guessed with accuracy Phi(1/(2*share*1.6138)).",
         "Try 100, 200, ... coins; of them round(accuracy*coins) are guessed right.",
@@ -84,8 +86,7 @@ def check_coins_needed(
             got, want = int(trial(share)), _coins(_accuracy(share))
             trial.compared.append(((share,), got, 1e-6, 0.))
             trial.need(got % 100 == 0, f"for {share:.4g}: {got} is no multiple of 100")
-            trial.need(abs(got - want) <= 100, f"for {share:.4g}: got {got}, expected {want}",
-                       "" if got > 100 else "one step is not enough: go on until it convicts")
+            trial.need(abs(got - want) <= 100, f"for {share:.4g}: got {got}, expected {want}")
     with trial.holds("sigma/sqrt(2)"):
         near(.5**.5)
     with trial.holds("a ninth and a fifth too little"):

@@ -25,7 +25,8 @@ WRONG = {
         "you forgot the 2": COINS % ("stats.norm.cdf(1/(share*1.6138))", "5e-4"),
         "not of its variance": COINS % ("stats.norm.cdf(1/(2*share**.5*1.6138))", "5e-4"),
         "half of alpha": COINS % (RIGHT, "1e-3"),
-        "go on until it convicts": "lambda share: 100"},
+        "how many are tossed":
+            (COINS % (RIGHT, "5e-4")).replace("return coins", "return round(accuracy*coins)")},
     "check_survivor": {
         "made-up newcomers": MUTANT % (100, "norms > 0", "", 1, 1),
         "harmless": MUTANT % (0, "same", "", 1, 1),
