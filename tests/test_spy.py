@@ -508,7 +508,14 @@ def frozen():
     return net
 
 
+def idle_batch_norm():
+    "Frozen and in eval mode; the trainer's own `train()` would wake it up."
+    norm = nn.BatchNorm1d(5).double().eval().requires_grad_(False)
+    return nn.Sequential(norm, linear())
+
+
 @pytest.mark.parametrize("options, words", [
+    (dict(model=idle_batch_norm()), "keeps running statistics.*GroupNorm"),
     (dict(model=None), "nothing to train"), (dict(model=frozen()), "nothing to train"),
     (dict(callbacks=print), "pass a list of functions"), (dict(callbacks=[3]), "pass a list"),
     (dict(model=nn.Linear(4, 3).double()), "the model fails"),
