@@ -497,6 +497,16 @@ def test_rare_draws_do_not_drown_in_rounding():
     assert spent(1.249168509771394e-09, .5661402517213797, 516571, 7.74e-14) < 1e-3
 
 
+def test_the_spectrum_keeps_the_digits_of_rare_losses():
+    "The logarithm of almost 1 is the rare part itself; multiplied by the steps it counts."
+    p = np.zeros(64)
+    p[3], p[10] = 1 - 1e-13, 1e-13
+    peak, spectrum = pld._log_spectrum(p)
+    turned = np.exp(-2j*np.pi*7*np.arange(33)/64)
+    assert peak == 3
+    assert spectrum.real == pytest.approx(1e-13*(turned - 1).real, rel=1e-9, abs=1e-24)
+
+
 @by_values("q, sigma, steps, delta", [
     (.04, 1.6138, 625, 1e-5), (.03, 3.05, 11, 1.29e-6), (.0219, 6.14, 6, 9.11e-7),
     (.252, 10.8, 116, .027), (.0772, 146, 6151, 6.47e-11), (.347, 2.45, 374, 4.57e-8)])
