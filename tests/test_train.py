@@ -12,6 +12,7 @@ import termios
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from dp_course import train
 from dp_course.accounting import PLDAccountant, RDPAccountant
 from dp_course.batches import Views
 from dp_course.command import OPTIONS, Job, parse
-from dp_course.console import announce_duration
+from dp_course.console import Bar, announce_duration
 from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
 from dp_course.engines import fast_grad_sum
@@ -181,6 +182,88 @@ def test_a_terminal_gets_a_live_bar(tmp_path):
     assert child.wait() == 0
     for word in (b"digits-eps3-fast", b"eps", b"test accuracy", b"<"):  # elapsed<left
         assert word in seen
+
+
+def screen_of(columns, *words):
+    "What a terminal of so many columns shows of the command, and its exit code."
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    command = [sys.executable, "-m", "dp_course.train", *map(str, words)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer, env=ENV)
+    os.close(writer)
+    seen = read_all(reader).decode()
+    assert child.wait() == 0, seen
+    return [line for line in seen.replace("\x1b[A", "").split("\r") if line.strip()]
+
+
+@pytest.mark.parametrize("columns", [80, 50])
+def test_a_narrow_terminal_shows_eps_and_accuracy(columns, tmp_path):
+    "Also of a run with a long name that goes on; the bar shrinks before anything is cut."
+    long = ["resnet20-synthetic-eps3-fast", "--set", "model=digit_filters", "--out", tmp_path]
+    screen_of(columns, *long, "--steps", 1)
+    last = screen_of(columns, *long, "--resume")[-1].rstrip("\n")
+    assert len(last) <= columns
+    assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last), last
+    bar = last.split("|")[1] if last.count("|") > 1 else last.split("|")[-1]
+    assert len(bar) <= 12, "what is left of the bar"
+
+
+def test_the_bar_of_a_resumed_run_ends_where_the_run_does_and_times_its_own_steps(monkeypatch):
+    plan = make_plan(make_config("digits-eps3"), 1437)
+    trainer = SimpleNamespace(plan=plan, t=60)
+    bar = Bar(None, trainer, "demo", 70).bar
+    assert (bar.total, bar.initial, bar.n) == (70, 60, 60)
+    monkeypatch.setattr(bar, "_time", lambda: bar.start_t + 8)
+    bar.n = 64  # four steps in eight seconds: the six that are left take twelve more
+    told = bar.format_dict
+    assert told["total"] - told["n"] == 6 and told["initial"] == 60
+    assert "00:08<00:12" in bar.format_meter(**told | {"rate": None, "elapsed": 8.})
+    bar.close()
+
+
+def test_a_run_without_a_limit_never_tells_of_one(tmp_path, capsys):
+    words = ["digits-eps3-fast", "--out", str(tmp_path)]
+    assert main([*words, "--time-limit", "1e-6"]) == 0
+    assert main([*words, "--resume", "--steps", "3"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("time limit") == 1 and "Cut short (--steps) after step 3 of 6" in text
+    assert [line["why"] for line in read_record(only(tmp_path, "*.jsonl"))
+            if line["kind"] == "end"] == ["time limit", "steps"]
+
+
+# --- a resumed run that rounds differently
+
+
+def test_used_up_steps_end_in_words_and_all_is_saved(tmp_path, capsys, monkeypatch):
+    "Two steps are repeated with other sums: both count twice, and the plan pays for one of them."
+    words = ["digits-eps3-fast", "--out", str(tmp_path)]
+    assert main([*words, "--seed", "1", "--steps", "3"]) == 0
+    checkpoint = only(tmp_path, "*.checkpoint")
+    old = checkpoint.read_bytes()
+    assert main([*words, "--resume", "--steps", "5"]) == 0
+    checkpoint.write_bytes(old)  # a crash lost steps 4 and 5, not the ledger
+    make = train.make_engine
+
+    def rounds_differently(*args):
+        engine = make(*args)
+
+        def other(*given):
+            total, norms = engine(*given)
+            return {name: g*(1 + 1e-6) for name, g in total.items()}, norms
+        return other
+
+    monkeypatch.setattr(train, "make_engine", rounds_differently)
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    out, err = capsys.readouterr()
+    assert "The budget is used up after step 4 of 6: 6 steps were computed" in out and not err
+    end = read_record(only(tmp_path, "*.jsonl"))[-1]
+    assert (end["why"], end["step"], end["computed"]) == ("budget", 4, 6)
+    assert end["eps_pld"] <= 3 and not end["finished"]
+    before = weights(tmp_path)
+    assert main([*words, "--resume"]) == 0, "and once more, with the same words"
+    assert "used up after step 4 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path), before)
 
 
 # --- settings
