@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from dp_course import train
+from dp_course import trainer as trainer_module
 from dp_course.accounting import PLDAccountant, RDPAccountant
 from dp_course.batches import Views
 from dp_course.command import OPTIONS, Job, parse
@@ -25,7 +26,16 @@ from dp_course.console import Bar, announce_duration
 from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
 from dp_course.engines import fast_grad_sum
-from dp_course.presets import PRESETS, Config, config_of, lr_at, make_config, make_plan
+from dp_course.presets import (
+    MODELS,
+    PRESETS,
+    Config,
+    ReportBlock,
+    config_of,
+    lr_at,
+    make_config,
+    make_plan,
+)
 from dp_course.records import Record, composed_epsilon, load_runs, mean_std, read_record
 from dp_course.train import load_data, main, make_engine, make_trainer, run, usable_precision
 
@@ -231,6 +241,17 @@ def test_a_run_without_a_limit_never_tells_of_one(tmp_path, capsys):
             if line["kind"] == "end"] == ["time limit", "steps"]
 
 
+def test_memory_is_kept_by_the_command_and_by_fit(monkeypatch, capsys):
+    kept = []
+    for module in (train, trainer_module):
+        monkeypatch.setattr(module, "keep_memory", lambda: kept.append(1))
+    assert main(["--eps", "0"]) == 2
+    assert len(kept) == 1
+    c = make_config("digits-eps3-fast")
+    make_trainer(c, load_data(c), seed=0).fit(1)
+    assert len(kept) == 2
+
+
 # --- a resumed run that rounds differently
 
 
@@ -338,6 +359,7 @@ REPORT = {
     "report-v1": (1/98, 1470, .8801),
     "report-2048": (1/25, 625, 1.6138),
     "report-4096": (1/13, 650, 2.8809),
+    "report-wrn16-4": (1/25, 625, 1.6138),
 }
 
 
@@ -352,6 +374,23 @@ def test_the_plans_of_the_report_are_the_ones_that_really_ran(name):
     assert .99*printed < make_plan(replace(c, sigma=0.), 50_000).sigma < printed
     assert (c.views, c.ema) == (0, 0), "the report had no views and no average"
     assert c.pixel_std == (.2023, .1994, .2010)
+
+
+def test_every_row_of_the_report_has_its_printed_sigma_and_its_network():
+    rows = [name for name in PRESETS if name.startswith("report-") and not name.endswith("-fast")]
+    assert sorted(rows) == sorted(REPORT)
+    sizes = {name: sum(p.numel() for p in MODELS[make_config(name).model]().parameters())
+             for name in rows}
+    for name in ("report-v1", "report-2048", "report-4096"):
+        assert round(sizes[name], -4) == 270_000  # the report says 0.27 M
+    wide = MODELS["wrn16_4_report"]()
+    blocks = [block for block in wide if isinstance(block, ReportBlock)]
+    assert len(blocks) == 6 and sizes["report-wrn16-4"] == 2_747_994
+    for block in blocks:
+        main = [m for name, m in block.named_modules() if "shortcut" not in name]
+        assert sum(isinstance(m, torch.nn.GroupNorm) for m in main) == 1, "one norm per block"
+        i = block.conv1.in_channels
+        assert block(torch.randn(2, i, 4, 4)).min() >= 0, "activated after the sum"
 
 
 # FACTS: sigma by PLD at eps = 3 is 3.715 for (B 4096, T 1000) and 4.445 for (8192, 360)
