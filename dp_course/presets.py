@@ -170,7 +170,7 @@ class ReportBlock(nn.Module):
         h = self.conv2(self.relu1(self.conv1(x)))
         return self.relu2(self.norm(h) + self.shortcut(x))
 
-
+# %% ../nbs/workshop/presets.ipynb #4e5b17aa
 def report_wrn16_4(
     classes:int=10,
     in_channels:int=3,
