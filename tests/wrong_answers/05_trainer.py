@@ -68,7 +68,7 @@ WRONG = {
         "nobody paid": ("trainer.noisy(\"private accuracy\", count, sensitivity=1., sigma=sigma)",
                         "count + sigma*torch.randn(()).item()")}),
     "check_micro_sum": edited(PIECES, {
-        "the last rows are lost": ("in pieces]", "in pieces if len(u) == size or size > len(x)]"),
+        "the last rows are lost": ("in pieces]", "in pieces if len(u) == size]"),
         "the last piece alone": ("sum(part[name] for part in parts)", "parts[-1][name]"),
         "the mean over pieces": ("for part in parts)", "for part in parts)/len(parts)"),
         "not the piece": (SUM, WHOLES)}),
