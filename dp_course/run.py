@@ -92,6 +92,7 @@ def check_parts(model, callbacks):
 
 
 def check_micro_batch(size):
+    "Refuse what is no number of examples."
     if size is not None and (type(size) is not int or size < 1):
         raise ValueError(f"micro_batch={size!r} is no number of examples: pass a positive int, or "
                          "None for the whole batch at once")
