@@ -15,7 +15,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT/"assignments"
-KIT = {"a5": ("kit.py", "leaderboard.py")}  # files that go with a notebook; kit.py with every one
+KIT = {"a4": ("kit.py", "lab.py"), "a5": ("kit.py", "leaderboard.py")}  # beside the notebook
 NEEDED = "nbgrader is not installed: make test-teach, make assignments or make grade install it"
 
 
