@@ -10,6 +10,7 @@ __all__ = ['AutoClip', 'split_sigma', 'noised_fraction', 'AdaptiveClip', 'layer_
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -319,7 +320,7 @@ def falling_noise(
     check_kind("is no accountant: pass a class, such as PLDAccountant", type, by=by)
 
     class Falling(by):
-        ratios = tuple(relative)
+        ratios, under = tuple(relative), partial(falling_noise, relative)  # by others
 
         def step(self, q, sigma, n=1):
             by().step(q, sigma, n)  # refuses what is no rate, multiplier or count
@@ -381,6 +382,8 @@ class ScheduledClip:
 # %% ../nbs/08_clipping.ipynb #83914df0
 def _check_schedule(max_norms, plan):  # (steps,) float64
     "Refuse a schedule of thresholds that is not the plan's length, or not positive."
+    if not (hasattr(plan, "accountant") and hasattr(plan, "steps")):
+        raise ValueError(f"plan={plan!r:.80} is no plan: pass the run's PrivacyPlan")
     thresholds = _read_floats(max_norms)
     ratios = getattr(plan.accountant, "ratios", (1.,)*plan.steps)
     bounds = ((thresholds >= 1e-100) & (thresholds <= 1e100)).all()

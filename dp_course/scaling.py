@@ -24,7 +24,7 @@ from dp_course.accounting import (
     rdp_to_epsilon,
 )
 from .batches import tree_map
-from .core import check_number, patch_to
+from .core import check_kind, check_number, patch_to
 from .data import as_examples
 from .definition import gaussian_sigma
 from .dpsgd import FlatClip
@@ -137,6 +137,10 @@ def sigma_table(
     if (epochs is None) == (steps is None):
         raise ValueError(f"{epochs=}, {steps=}: give one of the two; the other follows from the "
                          "batch size")
+    check_number("is no length of a run: pass a number from 1e-9 to 1e9",
+                 lambda v: 1e-9 <= v <= 1e9, length=epochs if steps is None else steps)
+    sizes = "is no list of batch sizes, such as [256, 1024]"
+    check_kind(sizes, (list, tuple, range), batch_sizes=batch_sizes)
     rows = []
     for b in batch_sizes:
         _check_rate(b, n)

@@ -401,6 +401,9 @@ def epsilon(
     accountant=None,  # class; default: the plan's
 ):                    # float
     "What all looks at the data so far have spent, at the plan's delta."
+    under = getattr(self.plan.accountant, "under", None)  # steps of unequal noise, by another
+    if under and accountant not in (None, self.plan.accountant):
+        accountant = under(accountant)
     return self.budget.epsilon(accountant=accountant)
 
 

@@ -324,7 +324,7 @@ class Plateau:
         threshold:float=0.,  # what counts as better; about the metric's noise
     ):
         rule = "is out of range: pass every >= 1, patience >= 0, 0 < factor < 1"
-        check_number(rule, lambda v: 1 <= v < math.inf, every=every)
+        check_count(1, 10**9, every=every)
         check_number(rule, lambda v: v >= 0, patience=patience)
         check_number(rule, lambda v: 0 < v < 1, factor=factor)
         check_number("is no number", lambda v: not math.isnan(v), threshold=threshold)
@@ -432,16 +432,31 @@ def _reserve(metric, trainer, what):
     whole.load_state_dict(budget.state_dict())
     whole.post(what, sigma=metric.sigma, steps=metric.measurements)
 
-# %% ../nbs/10_tricks.ipynb #72deb868
+# %% ../nbs/10_tricks.ipynb #c4ec0a01
+def _listed(std):
+    return list(std) if isinstance(std, (tuple, list)) else [std]
+
+
 def _per_tensor(std, n):
     "One standard deviation for each of `n` tensors."
-    stds = list(std) if hasattr(std, "__len__") else [std]*n
+    stds = _listed(std) if isinstance(std, (tuple, list)) else [std]*n
     if len(stds) != n:
         raise ValueError(f"{len(stds)} noise_std for {n} tensors: "
                          "pass one for all or one for each")
     return stds
 
 
+def _check_adam(lr, betas, eps, noise_std, floor):
+    rule = "is out of range: pass lr, eps, noise_std >= 0, betas in [0,1), floor > 0"
+    check_number(rule, lambda v: 0 <= v <= 1e15, lr=lr, eps=eps)
+    check_number(rule, lambda v: 1e-45 <= v <= 1e15, floor=floor)
+    check_kind(f"{rule}: two of them", (tuple, list), betas=betas)
+    for beta in betas:
+        check_number(rule, lambda v: 0 <= v < 1, betas=beta)
+    for std in _listed(noise_std):
+        check_number(rule, lambda v: 0 <= v <= 1e15, noise_std=std)
+
+# %% ../nbs/10_tricks.ipynb #72deb868
 class DPAdam(torch.optim.Optimizer):
     "Adam for noisy gradients: what the noise adds to the second moment can be taken out again."
     # ValueError: a value out of range. Without noise_std: Adam, Kingma & Ba 2015, Algorithm 1. With
@@ -455,11 +470,7 @@ class DPAdam(torch.optim.Optimizer):
         noise_std=0.,      # of the *mean* gradient's noise, one number or one per tensor; 0: Adam
         floor:float=5e-8,  # least corrected second moment; with correction
     ):
-        stds = _per_tensor(noise_std, len(noise_std) if hasattr(noise_std, "__len__") else 1)
-        good = 0 <= lr and all(0 <= beta < 1 for beta in betas) and 0 <= eps and 0 < floor
-        if not (good and all(0 <= std < math.inf for std in stds)):
-            raise ValueError(f"{lr=}, {betas=}, {eps=}, {noise_std=}, {floor=}: pass lr, eps and "
-                             "noise_std >= 0, betas in [0,1), floor > 0")
+        _check_adam(lr, betas, eps, noise_std, floor)
         defaults = dict(lr=lr, betas=betas, eps=eps, noise_std=noise_std, floor=floor)
         super().__init__(params, defaults)
 

@@ -1,4 +1,5 @@
 "python -m experiments SWEEP PART [--minutes M] [--reverse] [--out FILE], from the repository."
-from experiments import classes, clipping, harness, leaves, scaling, tricks
+from experiments import classes, clipping, harness, ladders, leaves, normalization, scaling, tricks
 
-harness.main({recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes, leaves)})
+RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization
+harness.main({recipe.NAME: recipe for recipe in RECIPES})

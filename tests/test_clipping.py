@@ -462,6 +462,19 @@ def test_a_scheduled_ledger_is_saved_and_goes_on():
     assert again.history == ledger.history
 
 
+@pytest.mark.parametrize("by", [PLDAccountant, RDPAccountant])
+def test_another_accountant_charges_the_falling_noise_too(by):
+    "What a record's last line says by RDP: of every step, not of thirty like the first."
+    plan = make_plan(falling_noise(decay(1, .5, 30), by))
+    run = trainer(ScheduledClip(decay(1, .5, 30), plan), plan, seed=0).fit()
+    sigmas = [plan.sigma*ratio for ratio in plan.accountant.ratios]
+    for other in (PLDAccountant, RDPAccountant):
+        true = by_hand(sigmas, .2, other)
+        assert run.epsilon(other) == pytest.approx(true, rel=1e-4)
+        assert true > 1.3*by_hand([plan.sigma]*30, .2, other)
+    assert run.epsilon(plan.accountant) == run.epsilon()
+
+
 def test_a_level_schedule_is_the_ordinary_plan():
     assert make_plan(falling_noise([1.]*30)).sigma == PLAN.sigma
 

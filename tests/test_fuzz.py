@@ -18,7 +18,15 @@ from dp_course.accounting import (
     rdp_gaussian,
     rdp_sampled_gaussian,
 )
-from dp_course.clipping import AdaptiveClip, AutoClip, LayerClip, decay, split_sigma
+from dp_course.clipping import (
+    AdaptiveClip,
+    AutoClip,
+    LayerClip,
+    ScheduledClip,
+    decay,
+    falling_noise,
+    split_sigma,
+)
 from dp_course.data import as_examples
 from dp_course.definition import (
     gaussian_delta,
@@ -33,8 +41,25 @@ from dp_course.definition import (
 from dp_course.dpsgd import noisy_mean
 from dp_course.models import papernot_cnn, resnet20, wide_resnet
 from dp_course.sampling import poisson_indices
-from dp_course.scaling import scaled_lr, snr, snr_ceiling
-from dp_course.tricks import EMA, NoisyAccuracy, Schedule, TailAverage, constant, multiplicity
+from dp_course.scaling import (
+    RandomTries,
+    gradient_noise,
+    matched_lr,
+    scaled_lr,
+    sigma_table,
+    snr,
+    snr_ceiling,
+)
+from dp_course.tricks import (
+    EMA,
+    DPAdam,
+    NoisyAccuracy,
+    Plateau,
+    Schedule,
+    TailAverage,
+    constant,
+    multiplicity,
+)
 
 FAST = {"accountant": RDPAccountant}  # the other one is fuzzed by its own tests
 ROWS = torch.zeros(6, 5)
@@ -47,8 +72,7 @@ def gen():
 
 def trainer(**options):
     "A trainer, of which one argument is odd."
-    plan = PrivacyPlan(n=6, batch_size=3, steps=2, eps=8., delta=1e-3, **FAST)
-    return Trainer(nn.Linear(5, 3), Examples(ROWS, LABELS), plan, **options)
+    return Trainer(nn.Linear(5, 3), Examples(ROWS, LABELS), SMALL, **options)
 
 
 def positive(value):
@@ -77,6 +101,21 @@ def made(value):
     return value is not None
 
 
+def charged(accountant):
+    "What a made accountant says is a bound."
+    return accountant().step(.1, 1., 2).epsilon(1e-5) > 0
+
+
+def adam(**options):
+    "A weight after a step of which one setting is odd."
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = DPAdam([weight], **options)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    return weight.detach()
+
+
+SMALL = PrivacyPlan(n=6, batch_size=3, steps=2, eps=8., delta=1e-3, **FAST)
 MECHANISM = {"x": torch.ones(3), "sensitivity": 1., "generator": gen()}
 RUN = {"q": .01, "sigma": 1., "steps": 10, "delta": 1e-5}
 CALLS = {  # name: function, arguments that are right, what must hold of a result
@@ -114,6 +153,23 @@ CALLS = {  # name: function, arguments that are right, what must hold of a resul
     "snr_ceiling": (snr_ceiling, {"n": 1000, "eps": 1., "delta": 1e-5}, at_least_zero),
     "scaled_lr": (scaled_lr, {"lr": 1., "batch_size": 10, "new_batch_size": 20,
                               "rule": "linear"}, at_least_zero),
+    "gradient_noise": (gradient_noise, {"batch_size": 10, "n": 100, "mean_square": 1., "std": 1.,
+                                        "parameters": 5}, at_least_zero),
+    "matched_lr": (matched_lr, {"lr": 1., "old": (10, 20, 1.), "new": (20, 10, 1.)}, positive),
+    "sigma_table": (sigma_table, {"n": 1000, "batch_sizes": [100, 200], "eps": 1., "delta": 1e-5,
+                                  "steps": 10, **FAST},
+                    lambda rows: all(row["sigma"] > 0 for row in rows)),
+    "sigma_table by epochs": (sigma_table, {"n": 1000, "batch_sizes": [100, 200], "eps": 1.,
+                                            "delta": 1e-5, "epochs": 2, **FAST},
+                              lambda rows: all(row["steps"] >= 1 for row in rows)),
+    "random_tries": (RandomTries, {"mean": 5., "eta": 1.}, made),
+    "falling_noise": (falling_noise, {"ratios": [1., .9, .5], "by": RDPAccountant}, charged),
+    "scheduled": (ScheduledClip, {"max_norms": [1., .5], "plan": SMALL},
+                  lambda clip: positive(clip.sensitivity)),
+    "plateau": (Plateau, {"metric": Trainer.evaluate, "every": 5, "patience": 2, "factor": .5,
+                          "threshold": 0.}, made),
+    "adam": (adam, {"lr": .1, "betas": (.9, .99), "eps": 1e-8, "noise_std": .1, "floor": 1e-8},
+             lambda weight: bool(weight.isfinite().all())),
     "ema": (EMA, {"decay": .9, "warmup": True}, made),
     "tail": (TailAverage, {"start": 1}, made),
     "schedule": (Schedule, {"lr": 1., "shape": constant, "steps": 10}, made),
