@@ -114,7 +114,7 @@ def test_there_are_five_with_at_least_four_questions():
 @pytest.mark.parametrize("check", ASKED)
 def test_a_solution_gets_full_marks(check, spaces):
     answer = ASKED[check][2]
-    for seed in (SEED, 1):
+    for seed in (SEED,) if check in wrong_handins.SLOW else (SEED, 1):
         card = verdict(check, answer, spaces, seed)
         assert card.solved, card
     assert points(card, 4) == 4.
@@ -128,7 +128,9 @@ def test_a_blank_gets_nothing(check, spaces):
         assert not card.attempted and points(card, 4) == 0.
 
 
-ROWS = [(check, words) for check, wrong in wrong_handins.WRONG.items() for words in wrong]
+SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
+ROWS = [pytest.param(check, words, marks=[SLOWLY]*(check in wrong_handins.SLOW))
+        for check, wrong in wrong_handins.WRONG.items() for words in wrong]
 
 
 def test_every_question_has_three_wrong_answers():
@@ -170,7 +172,7 @@ def changed(honest, tmp_path):
 
 
 def refusals(folder):
-    return " ".join(why for _, why in leaderboard.findings(folder))
+    return " ".join(why for _, why in leaderboard.findings(folder) if why)
 
 
 def reseal(folder, change):
@@ -219,7 +221,7 @@ def test_a_forged_noise_is_refused_with_the_numbers(changed):
         if line["kind"] == "start":
             line["plan"]["sigma"] *= 2
     reseal(changed, change)
-    assert re.search(r"forged: sigma is 4.45\d* in the record, 2.22", refusals(changed))
+    assert "forged: sigma is 4.44998 in the record, 2.22499 in the checkpoint" in refusals(changed)
 
 
 def test_another_model_is_refused(changed, honest):

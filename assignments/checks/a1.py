@@ -2,7 +2,7 @@
 import math
 
 import torch
-from dp_course.exercises import Trial
+from dp_course.exercises import Trial, gap
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 
@@ -10,6 +10,14 @@ from checks import SEED, points  # noqa: F401  (for the notebook)
 def uniform(trial, low, high):
     "A number between two bounds, from the trial's own generator."
     return low + (high - low)*torch.rand((), generator=trial.generator).item()
+
+
+def judge_case(trial, truth, slips, *args):
+    "One case; the diagnosis is the slip that gives this very answer."
+    got, want = trial(*args), truth(*args)
+    found = gap(got, want)
+    named = (text for text, slip in slips.items() if not gap(got, slip(*args), 1e-4))
+    trial.need(not found, found, next(named, "") if found else "")
 
 
 def check_leak(your_function, seed=None):
@@ -145,8 +153,8 @@ def check_exact_delta(your_function, seed=None):
                    for u, v in ((p, q), (q, p)))
 
     def whole(p, q, eps):
-        return max(0., *(sum(a - math.exp(eps)*b for a, b in zip(u, v))
-                         for u, v in ((p, q), (q, p))))
+        sums = [sum(a - math.exp(eps)*b for a, b in zip(u, v)) for u, v in ((p, q), (q, p))]
+        return round(max(0., *sums), 12)
     trial = Trial(your_function, "check_exact_delta", seed, (
         "Add up how much p exceeds e^eps q, output by output; then the same the other way round.",
         "Where p does not exceed it, the output counts 0, not a negative number.",

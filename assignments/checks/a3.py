@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy, one_hot, softmax
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
+from checks.a1 import judge_case
 
 
 def normals(trial, *shape):
@@ -31,20 +32,21 @@ def _clip_the_sum(grads, max_norm):
 
 def check_clipped_sum(your_function, seed=None):
     "Every row bounded by itself."
+    slips = {
+        "clip every example, not their sum": _clip_the_sum,
+        "short gradients stay as they are":
+            lambda grads, c: (c*grads/grads.norm(dim=1, keepdim=True)).sum(0),
+        "bound the length of the row, not each coordinate":
+            lambda grads, c: grads.clamp(-c, c).sum(0),
+        "a sum, not a mean": lambda grads, c: clipped(grads, c)/len(grads)}
     trial = Trial(your_function, "check_clipped_sum", seed, (
         "The factor of an example is 1 if it is short, and max_norm/norm if it is long.",
         "norms = grads.norm(dim=1, keepdim=True); factors = (max_norm/norms).clamp(max=1).",
         "Before that, put zeros where a row is not finite: `torch.where(grads.isfinite().all(1, "
-        "keepdim=True), grads, 0.)`; and keep the norms from being 0."), {
-            "clip every example, not their sum": _clip_the_sum,
-            "short gradients stay as they are":
-                lambda grads, c: (c*grads/grads.norm(dim=1, keepdim=True)).sum(0),
-            "bound the length of the row, not each coordinate":
-                lambda grads, c: grads.clamp(-c, c).sum(0),
-            "a sum, not a mean": lambda grads, c: clipped(grads, c)/len(grads)})
+        "keepdim=True), grads, 0.)`; and keep the norms from being 0."))
     with trial.holds("long ones and short ones"):
         scale = torch.rand(20, 1, generator=trial.generator)*3
-        trial.same(clipped, normals(trial, 20, 6)*scale, 2.)
+        judge_case(trial, clipped, slips, normals(trial, 20, 6)*scale, 2.)
     with trial.holds("one example, float32"):
         trial.same(clipped, 5*normals(trial, 1, 9).float(), .5, rtol=1e-4)
     with trial.holds("a gradient of zero"):
@@ -79,7 +81,7 @@ def check_noisy_mean(your_function, seed=None):
         right = sigma*max_norm/batch_size
         ratio, room = noise.std().item()/right, 4.4/math.sqrt(2*len(total))
         why = ""
-        if abs(ratio*batch_size - batch_size) > .2*batch_size and abs(ratio - batch_size) < room*9:
+        if abs(ratio/batch_size - 1) < .1:
             why = "divide the noise by the batch size, too"
         elif abs(ratio - 1/max_norm) < .1/max_norm and max_norm != 1:
             why = "sigma is a multiplier: the noise is sigma times max_norm"
@@ -162,10 +164,10 @@ def _cases(trial):
         y = torch.randint(c, (n,), generator=trial.generator)
         return normals(trial, n, i)*torch.rand(n, 1, generator=trial.generator), y
     with trial.holds("a batch of 12"):
-        trial.same(flat(sums), *model(4, 5), *data(12, 4, 5), .8)
+        judge_case(trial, flat(sums), SLIPS, *model(4, 5), *data(12, 4, 5), .8)
     with trial.holds("inputs as short as the bias, where it matters most"):
         x, y = data(10, 3, 2)
-        trial.same(flat(sums), *model(3, 2), .3*x, y, .3)
+        judge_case(trial, flat(sums), SLIPS, *model(3, 2), .3*x, y, .3)
     with trial.holds("a clip that nobody reaches"):
         trial.same(flat(sums), *model(3, 4), *data(6, 3, 4), 1e6)
     with trial.holds("nobody at all"):
@@ -179,7 +181,7 @@ def check_loop_sum(your_function, seed=None):
         "For each example: loss, two gradients, one norm over both, one factor for both.",
         "norm = (g_W.square().sum() + g_b.square().sum()).sqrt()",
         "`total_W += factor*g_W; total_b += factor*g_b` with factor = (max_norm/norm)"
-        ".clamp(max=1), starting from zeros."), SLIPS)
+        ".clamp(max=1), starting from zeros."))
     _cases(trial)
     return trial.card()
 
@@ -221,7 +223,7 @@ def check_fast_sum(your_function, seed=None):
     trial = Trial(flat(your_function), "check_fast_sum", seed, (
         "g = softmax(x@W.T + b, 1) - one_hot(y): (n,c), all examples at once.",
         "norms = g.norm(dim=1)*(x.square().sum(1) + 1).sqrt(): no outer product is needed.",
-        "Multiply the rows of g by their factors; the sums are `g.T@x` and `g.sum(0)`."), SLIPS)
+        "Multiply the rows of g by their factors; the sums are `g.T@x` and `g.sum(0)`."))
     _cases(trial)
     with trial.holds("at 512 examples five times as fast as a loop"):
         trial(torch.zeros(2, 3), torch.zeros(2), torch.ones(1, 3), torch.tensor([0]), 1.)
@@ -252,7 +254,7 @@ def check_train(your_function, seed=None):
         "step, also when nobody was drawn."))
     with trial.holds("noise adds up over steps: sqrt(steps) times that of one"):
         for steps in (1, 16):
-            ratio = _spread(trial, .1, 2., steps, .5, 3., 200)/math.sqrt(steps)
+            ratio = _spread(trial, 1., 2., steps, .5, 3., 20)/math.sqrt(steps)
             why = "the noise has std sigma*max_norm/(q*n), fresh in every step"
             if abs(ratio - math.sqrt(steps)) < .2*math.sqrt(steps) and steps > 1:
                 why = "the same noise in every step: draw it anew"
@@ -263,7 +265,8 @@ def check_train(your_function, seed=None):
     with trial.holds("empty batches: noise all the same"):
         ratio = _spread(trial, .01, 1., 25, 1., 1., 10)/5
         trial.need(abs(ratio - 1) < .1, f"the noise is {ratio:.4g} times what it should be",
-                   "a step without examples still adds its noise, divided by the expected q*n")
+                   "a step without examples still adds its noise, divided by the expected q*n, "
+                   "not by the batch that came up")
     with trial.holds("without noise, everybody drawn: plain descent with clipped gradients"):
         x, y = normals(trial, 30, 4), torch.arange(30) % 3
         W, b = torch.zeros(3, 4).double(), torch.zeros(3).double()
