@@ -3,9 +3,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import nn
+
 from dp_course import MUTANTS, PrivacyPlan
 from dp_course.mutants import Shift, SmallTrainer
-from torch import nn
 
 SIGMA = 1.6138
 

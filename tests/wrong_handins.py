@@ -24,7 +24,8 @@ WRONG = {
         "both directions": "lambda p, q, e: sum(max(0, a - math.exp(e)*b) for a, b in zip(p, q))",
         "paid by eps": "lambda p, q, e: max(sum(a for a, b in zip(u, v) if a > math.exp(e)*b)"
                        " for u, v in ((p, q), (q, p)))",
-        "clamp each output": "lambda p, q, e: max(0, sum(a - math.exp(e)*b for a, b in zip(p, q)))"},
+        "clamp each output": "lambda p, q, e: max(0, sum(a - math.exp(e)*b"
+                             " for a, b in zip(p, q)))"},
     "check_largest_eps": {
         "odds do": "lambda p, l: math.log(l/p) if l < 1 else math.inf",
         "need not be one half": "lambda p, l: math.log(l/(1 - l)) if l < 1 else math.inf",
@@ -73,7 +74,8 @@ WRONG = {
         "stay as they are": "lambda g, c: (c*g/g.norm(dim=1, keepdim=True)).sum(0)",
         "not each coordinate": "lambda g, c: g.clamp(-c, c).sum(0)",
         "counts nothing":
-            "lambda g, c: ((c/g.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)*g).sum(0)"},
+            "lambda g, c: ((c/g.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)*g)"
+            ".sum(0)"},
     "check_noisy_mean": {
         "divide the noise": "lambda t, c, s, b, g: t/b + s*c*torch.randn(t.shape, generator=g)",
         "times max_norm": "lambda t, c, s, b, g: (t + s*torch.randn(t.shape, generator=g))/b",

@@ -1,8 +1,9 @@
-"""Make the copies of the assignments: `python tools/assign.py [FOLDER]`, by default out/assignments.
+"""Make the copies of the assignments: `python tools/assign.py [FOLDER]`.
 
 From assignments/a*.ipynb nbgrader makes FOLDER/student (what students get), FOLDER/solution (what
 the instructor keeps) and FOLDER/nbgrader (a course that nbgrader itself understands, with its
-gradebook). Whatever was made before is made again; grades in the gradebook stay.
+gradebook). FOLDER is out/assignments unless you name one.
+Whatever was made before is made again; grades in the gradebook stay.
 """
 import io
 import logging
@@ -68,17 +69,19 @@ def copy_source(folder, name, source=SOURCE):
         shutil.copy(source/file, place/file)
 
 
-def make_course(folder, source=SOURCE):
-    "Write FOLDER/source, release, solution and gradebook.db."
+def make_course(folder, source=SOURCE, only=None):
+    "Write FOLDER/source, release, solution and gradebook.db, of all assignments or of some."
     from nbgrader.converters import GenerateAssignment, GenerateSolution
     from nbgrader.preprocessors import Execute, InstantiateTests
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # alembic
 
     def steps(kind):  # without those that start a kernel
-        return [s for s in kind.preprocessors.default_args[0] if s not in (InstantiateTests, Execute)]
+        usual = kind.preprocessors.default_args[0]
+        return [step for step in usual if step not in (InstantiateTests, Execute)]
+
     folder = Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    for name in names(source):
+    for name in names(source) if only is None else sorted(only):
         copy_source(folder, name, source)
         for kind in (GenerateAssignment, GenerateSolution):
             convert(kind, settings(folder, name, "."), preprocessors=steps(kind))

@@ -16,6 +16,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import assign
 import grade_sandbox
@@ -68,7 +69,7 @@ class Sandbox:
     def __init__(self, limits, locked=True):
         self.limits, self.locked = {**grade_sandbox.LIMITS, **limits}, locked
         self.folder = Path(tempfile.mkdtemp(prefix="grade-"))
-        self.count = 0
+        self.count, self.lock = 0, Lock()
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
         env.pop("PYTHONSTARTUP", None)
         self.log = open(self.folder/"log", "w")
@@ -81,16 +82,18 @@ class Sandbox:
 
     def run(self, folder, cells):
         "Outputs of cells, run one after the other in a copy of a folder."
-        self.count += 1
-        place = self.folder/str(self.count)
+        with self.lock:
+            self.count += 1
+            place = self.folder/str(self.count)
         shutil.copytree(folder, place/"work")
         for item in (place/"work").rglob("*"):
             item.chmod(0o755 if item.is_dir() else 0o644)
         result = place/"result.json"
         job = dict(folder=str(place/"work"), result=str(result), cells=cells, limits=self.limits,
                    locked=self.locked)
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
+        with self.lock:
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
         deadline = time.monotonic() + self.limits["seconds"] + 20
         while not result.exists() and time.monotonic() < deadline:
             time.sleep(.02)
@@ -222,8 +225,9 @@ def _clear(course, who, name):
 
 def grade(folder, out, jobs=2, limits={}, locked=True, feedback=True, say=print):
     "Rows of the table: student, assignment, score, most, points of each question, note."
-    course = assign.make_course(Path(out)/"course")
     found = find(folder)
+    asked = {name for _, name in found}
+    course = assign.make_course(Path(out)/"course", only=asked)
     flat = {path.parent for path in found.values()} & {Path(folder)}
     notes, runs = {}, {}
     for (who, name), path in found.items():
@@ -232,7 +236,7 @@ def grade(folder, out, jobs=2, limits={}, locked=True, feedback=True, say=print)
         (course/"submitted"/who/name/path.name).rename(course/"submitted"/who/name/f"{name}.ipynb")
         notes[who, name] = _autograde(course, who, name, None)
     readable = [key for key in found if not notes[key]]
-    fresh = {name: assign.fresh_cells(name) for name in assign.names()}
+    fresh = {name: assign.fresh_cells(name) for name in asked}
     sandbox = Sandbox(limits, locked)
 
     def work(key):

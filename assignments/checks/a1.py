@@ -2,9 +2,9 @@
 import math
 
 import torch
-from dp_course.exercises import Trial, gap
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
+from dp_course.exercises import Trial, gap
 
 
 def uniform(trial, low, high):

@@ -1,10 +1,9 @@
 "A2: an RDP accountant."
 import math
 
-from dp_course.exercises import Trial
-
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import uniform
+from dp_course.exercises import Trial
 
 ORDERS = [*range(2, 65), 128, 256]
 

@@ -4,12 +4,12 @@ import statistics
 import time
 
 import torch
-from dp_course.exercises import Trial, gap
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy, one_hot, softmax
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import judge_case
+from dp_course.exercises import Trial, gap
 
 
 def normals(trial, *shape):

@@ -2,11 +2,11 @@
 from collections import Counter
 
 import leaderboard
-from dp_course.accounting import PLDAccountant
-from dp_course.exercises import Card, Trial
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import uniform
+from dp_course.accounting import PLDAccountant
+from dp_course.exercises import Card, Trial
 
 
 def cost(looks, delta):
@@ -102,6 +102,7 @@ def check_standing(folder):
     else:
         it = leaderboard.Submission.read(folder)
         reached = leaderboard.accuracy(it)
-        held = [(f"at least {tier:.1%}", reached >= tier) for tier in leaderboard.DATA[it.config.data]]
+        tiers = leaderboard.DATA[it.config.data]
+        held = [(f"at least {tier:.1%}", reached >= tier) for tier in tiers]
         numbers = f"the released model recognizes {reached:.2%}"
     return Card("check_standing", tuple(held), numbers=numbers)
