@@ -363,7 +363,7 @@ def graded(copies, tmp_path_factory):
     (folder/"garbage/a1.ipynb").write_text("{not JSON")
     (folder/"late_a1.ipynb").write_text((folder/"good/a1.ipynb").read_text())
     before = {path: path.read_bytes() for path in folder.rglob("*.ipynb")}
-    limits = dict(seconds=40, cell_seconds=20, memory_mb=1500)
+    limits = dict(seconds=60, cell_seconds=15, memory_mb=1500)
     rows = grade.grade(folder, out, limits=limits, say=lambda text: None)
     return rows, folder, out, before
 

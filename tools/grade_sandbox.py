@@ -180,6 +180,12 @@ def _too_slow(*_):
     raise TooMuch("more time than a cell may take")
 
 
+def _alarm(seconds):
+    "Interrupt a cell after so many seconds of the processor, or three times as many of the clock."
+    signal.setitimer(signal.ITIMER_PROF, seconds, 2)
+    signal.setitimer(signal.ITIMER_REAL, 3*seconds, 2)
+
+
 def _error(name, value, where=""):
     return dict(output_type="error", ename=name, evalue=value[:2000], traceback=[where[-4000:]])
 
@@ -203,11 +209,11 @@ def run_cell(shell, cell, limits):
     sink = Sink(limits["text"])
     sys.stdout = sys.stderr = sink
     found = dict(outputs=[], value=None)
-    signal.setitimer(signal.ITIMER_REAL, limits["cell_seconds"], 2)
+    _alarm(limits["cell_seconds"])
     try:
         shell.displayed = []
         result = shell.run_cell(cell["source"], silent=False, store_history=False)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _alarm(0)
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
             where = "".join(traceback.format_exception_only(type(error), error))
@@ -222,7 +228,7 @@ def run_cell(shell, cell, limits):
     except BaseException as error:
         found["outputs"].append(_error(type(error).__name__, str(error)))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _alarm(0)
         sys.stdout = sys.stderr = None
     if sink.text():
         found["outputs"].insert(0, dict(output_type="stream", name="stdout", text=sink.text()))
@@ -283,6 +289,7 @@ def student(job, pipe):
     if job["locked"]:
         lock_folders(readable_folders(), [folder, "/dev/null"])
     signal.signal(signal.SIGALRM, _too_slow)
+    signal.signal(signal.SIGPROF, _too_slow)
     sys.path.insert(0, folder)
     shell, originals = _make_shell(), Originals()
     write, dumps = os.write, json.dumps
@@ -378,6 +385,8 @@ def supervise(job):
     if not why and code:
         why = f"the process was killed by signal {code - 100}" if code > 100 else (
             f"the process ended itself (exit code {code})")
+    if not why and data.count(b"\n") < len(job["cells"]):
+        why = "the process ended itself"
     cells = []
     for line in data.split(b"\n")[:-1]:
         try:
