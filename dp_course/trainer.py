@@ -15,7 +15,7 @@ from torch import nn
 
 from .batches import call_model, tree_map
 from .checkpoints import load_checked, save_atomic
-from .core import patch_to
+from .core import keep_memory, patch_to
 from .data import as_examples
 from .dpsgd import FlatClip, noisy_mean, trainable
 from .engines import fast_grad_sum
@@ -360,7 +360,8 @@ def fit(
     self,
     steps=None,  # default: all that are left
 ):               # the trainer
-    "Take private steps."
+    "Take private steps; memory that one step frees is kept for the next."
+    keep_memory()
     while steps is None and self._take_step():
         pass
     for _ in range(steps or 0):
