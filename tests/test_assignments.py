@@ -300,9 +300,11 @@ def test_the_solution_copy_holds_the_answers(copies):
 # --- the grader
 
 
-def with_cells(copies, to, who, first="", last="", kind="student", name="a1"):
-    "A submission made from a copy, with cells of its own at both ends."
+def with_cells(copies, to, who, first="", last="", answer="", kind="student", name="a1"):
+    "A submission made from a copy, with cells of its own at both ends, or another first answer."
     book = nbformat.read(copies/f"{kind}/{name}/{name}.ipynb", 4)
+    if answer:
+        next(cell for cell in book.cells if told(cell).get("solution")).source = answer
     for place, source in ((0, first), (len(book.cells) + 1, last)):
         if source:
             book.cells.insert(place, nbformat.v4.new_code_cell(source))
@@ -352,6 +354,8 @@ def graded(copies, tmp_path_factory):
     "Rows for a class in which some mean harm; the folder of the submissions."
     base = tmp_path_factory.mktemp("class")
     folder, out = base/"submissions", base/"grades"
+    loop = "def leak(p):\n    while True:\n        pass"
+    with_cells(copies, folder, "loops_inside", answer=loop, kind="solution")
     for who, source in ATTACKS.items():
         with_cells(copies, folder, who, first=source, kind="solution")
     places = [str(folder), str(out), str(ROOT/"assignments"), str(ROOT/"dp_course/core.py")]
@@ -375,13 +379,20 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
     got = totals(rows)
     assert got["good", "a1"] == got["zz_last", "a1"] == got["late", "a1"] == 20
     assert got["blank", "a1"] == got["garbage", "a1"] == 0
-    for who in ("loops", "sleeps", "crashes", "leaves"):
+    for who in ("crashes", "leaves"):
         assert got[who, "a1"] == 0, who
-    assert got["fills", "a1"] == 20 == got["prints", "a1"]  # their cell failed, the rest is theirs
+    for who in ("loops", "sleeps", "fills", "prints"):  # stopped in one cell, the rest is theirs
+        assert got[who, "a1"] in (0, 20), who
+    assert got["loops_inside", "a1"] == 16
     assert {path: path.read_bytes() for path in folder.rglob("*.ipynb")} == before
     notes = {who: note for who, _, _, note in rows}
-    assert "more time" in notes["loops"] and "more time" in notes["sleeps"]
-    assert "signal" in notes["crashes"] or "ended itself" in notes["crashes"]
+    for who in ("loops", "sleeps"):
+        assert got[who, "a1"] or "more time" in notes[who]
+    for who in ("crashes", "leaves"):
+        assert "signal" in notes[who] or "ended itself" in notes[who]
+    book = nbformat.read(out/"course/autograded/prints/a1/a1.ipynb", 4)
+    assert sum(len(o.get("text", "")) for c in book.cells if "outputs" in c
+               for o in c.outputs) < 50_000
     assert "cannot read" in notes["garbage"]
 
 
@@ -418,7 +429,7 @@ def test_points_are_no_string_and_the_course_is_restored(copies, tmp_path):
     with_cells(copies, tmp_path/"s", "cheat", last=cheat)
     with_cells(copies, tmp_path/"s", "cheat2", first=cheat)
     answer = "def leak(p):\n    return NotImplemented"
-    with_cells(copies, tmp_path/"s", "string", first=answer)
+    with_cells(copies, tmp_path/"s", "string", answer=answer)
     with_cells(copies, tmp_path/"s", "extra", first="print('4.0')")
     rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None, feedback=False)
     assert set(totals(rows).values()) == {0}

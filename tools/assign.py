@@ -57,8 +57,9 @@ def convert(kind, config, **changes):
         setattr(converter, name, value)
     try:
         converter.start()
-    except (Exception, SystemExit):
-        raise RuntimeError(f"{kind.__name__} failed:\n{said.getvalue()[-3000:]}") from None
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {error}\n{said.getvalue()[-3000:]}"
+        raise RuntimeError(f"{kind.__name__} failed: {told}") from error
 
 
 def copy_source(folder, name, source=SOURCE):
