@@ -129,7 +129,7 @@ def _one_per_tensor(std, grads):
                          "clip.std(sigma), and plan.batch_size; from 0 to 1e25, one or one each")
     return stds
 
-# %% ../nbs/02_by_hand.ipynb #c4ec0005
+
 def noisy_mean(
     grads,           # dict name -> clipped sum over the batch
     std,             # of the noise on the sum, one number or one per tensor: clip.std(sigma)

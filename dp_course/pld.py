@@ -595,7 +595,7 @@ def _capped(eps, ledger, delta):
 
 # %% ../nbs/workshop/pld.ipynb #ee6d06bf
 class PLDAccountant(Ledger):
-    "Convolves privacy-loss distributions: tight, and never below the truth."
+    "Convolves privacy-loss distributions: never below the truth, less than 0.1 % above it."
     # Neighbours: one example added or removed. Sources: Koskela, Jaelkoe, Honkela 2020 (the FFT);
     # Doroshenko et al. 2022 (arXiv 2207.04380, the grid); Alghamdi et al. 2023 (the tilt)
     def epsilon(

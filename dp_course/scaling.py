@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .accounting import PLDAccountant, noise_multiplier
-from .core import check_number
+from .core import check_kind, check_number
 from .definition import gaussian_sigma
 from .signals import nonprivate_signal_noise
 from dp_course.tries import (

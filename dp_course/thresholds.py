@@ -8,6 +8,7 @@ __all__ = ['equal_split', 'check_groups', 'layer_groups', 'decay', 'falling_nois
 # %% ../nbs/workshop/thresholds.ipynb #532c831f
 import hashlib
 import math
+from functools import partial
 
 import torch
 

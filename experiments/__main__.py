@@ -1,5 +1,15 @@
 "python -m experiments SWEEP PART [--minutes M] [--reverse] [--out FILE], from the repository."
-from experiments import classes, clipping, harness, ladders, leaves, plain, scaling, tricks
+from experiments import (
+    classes,
+    clipping,
+    harness,
+    ladders,
+    leaves,
+    normalization,
+    plain,
+    scaling,
+    tricks,
+)
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, plain
+RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

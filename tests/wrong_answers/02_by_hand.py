@@ -1,0 +1,75 @@
+"Wrong answers to the exercises of 02_by_hand: check -> words of the diagnosis -> code."
+STEAL = "lambda W, bias: {'image': W[bias.argmin()]%s, 'label': bias.argmin()}"
+MOVE = '''def worst_move(release, d):
+    worst = 0.
+    for b in CROWDS:
+        crowd = torch.randn(1, d, dtype=torch.float64).expand(b, d)
+        directions = DIRECTIONS
+        for stranger in [s*z for s in SCALES for z in directions]:
+            joined = torch.cat([crowd, stranger[None]])
+            worst = max(worst, MOVED)
+    return worst
+'''
+
+
+def attack(crowds="(1, 8, 32)", scales="(1e-3, 1., 1e3, 1e6)",
+           directions="[torch.randn(d, dtype=torch.float64), -crowd[0]]",
+           moved="(release(joined) - release(crowd)).norm().item()"):
+    "An attack with something left out."
+    code = MOVE.replace("CROWDS", crowds).replace("SCALES", scales)
+    return code.replace("DIRECTIONS", directions).replace("MOVED", moved)
+
+
+MEAN = '''def private_mean(grads, max_norm, sigma, batch_size, generator):
+    norms = grads.norm(dim=1, keepdim=True)
+    clipped = torch.where(norms.isfinite(), grads*(max_norm/norms).clamp(max=1), 0.)
+    noise = torch.randn(grads.shape[1], dtype=grads.dtype, generator=generator)
+    return (clipped.sum(0) + sigma*max_norm*noise)/batch_size
+'''
+LAST = "    return (clipped.sum(0) + sigma*max_norm*noise)/batch_size\n"
+NOISE = "torch.randn(grads.shape[1], dtype=grads.dtype, generator=generator)"
+EDITS = {
+    "you clipped the mean": (
+        "    norms =", "    grads, batch_size = grads.mean(0, keepdim=True), 1\n    norms ="),
+    "divided by the realised": ("/batch_size\n", "/len(grads)\n"),
+    "that is the sum": ("/batch_size\n", "\n"),
+    "the factor is at most 1": (".clamp(max=1)", ""),
+    "clamped every coordinate": ("grads*(max_norm/norms).clamp(max=1)",
+                                 "grads.clamp(-max_norm, max_norm)"),
+    "you divided before": (LAST, "    return clipped.sum(0)/batch_size + sigma*max_norm*noise\n"),
+    "divided by the batch twice": ("sigma*max_norm*noise", "sigma*max_norm*noise/batch_size"),
+    "clip first, then add noise": (
+        "    norms =", "    grads = grads + sigma*max_norm*torch.randn(grads.shape, "
+        "generator=generator, dtype=grads.dtype)\n    sigma = 0.\n    norms ="),
+    "not one for each example": (
+        NOISE, NOISE.replace("grads.shape[1]", "grads.shape").replace("randn(", "randn(*")
+        + ".sum(0)"),
+    "sigma times max_norm": ("sigma*max_norm*noise", "sigma*noise"),
+    "nobody came": (
+        "    norms =", "    if not len(grads):\n        return grads.sum(0)\n    norms ="),
+    "not a number": ("torch.where(norms.isfinite(), grads*(max_norm/norms).clamp(max=1), 0.)",
+                     "grads*(max_norm/norms).clamp(max=1)"),
+    "ignores `generator`": (", generator=generator", ""),
+}
+WRONG = {
+    "check_steal": {
+        "where the bias gradient is negative":
+            "lambda W, bias: {'image': W[bias.argmax()]/bias.max(), 'label': bias.argmax()}",
+        "the image times a number": STEAL % "",
+        "not by the length": STEAL % "/bias.norm()"},
+    "check_update_std": {
+        "multiplies it by lr": "lambda s, c, b, lr: s*c/b",
+        "the noise on the sum": "lambda s, c, b, lr: lr*s*c",
+        "sigma has no unit": "lambda s, c, b, lr: lr*s/b",
+        "that is the variance": "lambda s, c, b, lr: (lr*s*c/b)**2",
+        "no square root": "lambda s, c, b, lr: lr*s*c/b**.5"},
+    "check_worst_move": {
+        "make some strangers long": attack(scales="(1e-3,)"),
+        "up to 1e6": attack(scales="(1e-3, 2.)",
+                            directions="[torch.nn.functional.normalize(z, dim=0) for z in "
+                                       "(torch.randn(d, dtype=torch.float64)*3, -crowd[0])]"),
+        "use all coordinates": attack(directions="[torch.eye(d).double()[0]]"),
+        "the same people": attack(moved="release(joined).norm().item()", crowds="(1,)"),
+        "the crowd matters": attack(crowds="(32,)")},
+    "check_private_mean": {words: MEAN.replace(*edit) for words, edit in EDITS.items()},
+}

@@ -1,0 +1,79 @@
+"Wrong answers to the exercises of 07_fast_gradients: check -> words of the diagnosis -> code."
+HOOKS = '''def hook_gradients(model, loss_fn, x, y):
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    inputs, outputs = {}, {}
+    def note(name, m, args, out):
+        inputs[name], outputs[name] = args[0].detach(), out
+    hooks = [m.register_forward_hook(partial(note, n)) for n, m in layers.items()]
+    losses = loss_fn(model(x), y)
+    for hook in hooks:
+        hook.remove()
+    found = torch.autograd.grad(losses.sum(), [outputs[n] for n in layers])
+    each = {}
+    for (name, m), g in zip(layers.items(), found):
+        x = inputs[name].reshape(len(g), -1, m.in_features)
+        g = g.reshape(len(g), -1, m.out_features)
+        each[f"{name}.weight"] = torch.einsum("bto,bti->boi", g, x)
+        each[f"{name}.bias"] = g.sum(1)
+    return each
+'''
+EDITS = {  # diagnosis -> (what the right engine says, what the wrong one says)
+    "gradient of the whole batch": (
+        '"bto,bti->boi", g, x)\n', '"bto,bti->oi", g, x).expand(len(g), -1, -1)\n'),
+    "differentiate the sum of the losses": ("losses.sum()", "losses.mean()"),
+    "the biases are missing": ('        each[f"{name}.bias"] = g.sum(1)\n', ""),
+    "in `finally`": ("        hook.remove()\n", "        pass\n"),
+    "use torch.autograd.grad": (
+        "    each = {}\n", "    each = {}\n    loss_fn(model(x), y).sum().backward()\n"),
+}
+HOOKED = {words: HOOKS.replace(*edit) for words, edit in EDITS.items()}
+HOOKED["gradient of the whole batch"] = HOOKED["gradient of the whole batch"].replace(
+    "= g.sum(1)", "= g.sum((0, 1)).expand(len(g), -1)")
+SAFE = "torch.where((f > 0)[:, None, None], {}, 0.)"
+PATCHES = "F.unfold(x, c.kernel_size, c.dilation, c.padding, c.stride)"
+MIXED = '''def mixed(layers):
+    ghosts = waiting = 0
+    for i, o, kernel, size in layers:
+        t, fan_in = size**2, i*kernel**2
+        ghost = 2*t**2 < fan_in*o
+        ghosts += ghost
+        waiting += t*(fan_in + o) if ghost else fan_in*o
+    return ghosts, waiting
+'''
+WRONG = {
+    "check_hook_gradients": HOOKED,
+    "check_late_sum": {
+        "don't multiply it away":
+            "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T @ x.flatten(0, 1)",
+        "forms all gradients":
+            f"lambda x, g, f: torch.einsum('b,boi->oi', f, {SAFE.format('g')}.mT"
+            f" @ {SAFE.format('x')})",
+        "the factors are missing": "lambda x, g, f: torch.einsum('bto,bti->oi', g, x)",
+        "it counts twice":
+            "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T"
+            " @ (f[:, None, None]*x).flatten(0, 1)",
+        "divide nowhere":
+            "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T @ x.flatten(0, 1)/len(x)"},
+    "check_conv_ghost": {
+        "holds for one position only":
+            f"lambda c, x, g: {PATCHES}.flatten(1).norm(dim=1)*g.flatten(1).norm(dim=1)",
+        "positions are not orthogonal":
+            f"lambda c, x, g: ({PATCHES}.square().sum(1)*g.flatten(2).square().sum(1))"
+            ".sum(1).sqrt()",
+        "missing its root":
+            f"lambda c, x, g: (({PATCHES}.mT @ {PATCHES})*(g.flatten(2).mT @ g.flatten(2)))"
+            ".sum((1, 2))",
+        "these are the gradients":
+            f"lambda c, x, g: (g.flatten(2) @ {PATCHES}.mT).flatten(1).norm(dim=1)"},
+    "check_mixed": {
+        "t is its square": MIXED.replace("t, fan_in = size**2", "t, fan_in = size"),
+        "i*kernel² weights": MIXED.replace("i*kernel**2", "i"),
+        "one table is not enough": MIXED.replace("2*t**2", "t**2"),
+        "t < p is not the rule": MIXED.replace("2*t**2", "t"),
+        "for each layer by itself": '''def mixed(layers):
+    t = max(s*s for *_, s in layers)
+    ghost = 2*t*t < sum(i*o*k*k for i, o, k, _ in layers)
+    waiting = sum(s*s*(i*k*k + o) if ghost else i*o*k*k for i, o, k, s in layers)
+    return ghost*len(layers), waiting
+'''},
+}
