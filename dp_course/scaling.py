@@ -9,9 +9,6 @@ __all__ = ['gradient_noise', 'snr', 'sigma_table', 'snr_ceiling', 'scaled_lr', '
 # %% ../nbs/09_scaling.ipynb #343a6fc2
 import math
 
-import numpy as np
-import torch
-
 from .accounting import PLDAccountant, noise_multiplier
 from .core import check_kind, check_number
 from .definition import gaussian_sigma

@@ -30,7 +30,7 @@ WRONG = {
     "check_smallest_batch": {
         "one step too far": BATCH.replace("return b", "return 2*b"),
         "one step too early": BATCH.replace("return b", "return b//2"),
-        "begin at 128": BATCH.replace("b = 128", "b = 1")},
+        "begin at 128": BATCH.replace("b = 128", "b = 64")},
     "check_advise": {
         "the rate must move": ADVISE.replace("matched_lr(lr, old, run(best))", "lr"),
         "interchanged": ADVISE.replace("old, run(best)", "run(best), old"),
