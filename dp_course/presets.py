@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'HEADS', 'FEATURES', 'ENGINES', 'CHOICES', 'PRESETS', 'Config', 'check_types', 'config_of', 'planned_steps',
-           'make_plan', 'edge_filters', 'digit_filters', 'make_network', 'make_config', 'overrides_of', 'run_name',
-           'make_schedule', 'lr_at']
+           'make_plan', 'edge_filters', 'digit_filters', 'ReportBlock', 'report_wrn16_4', 'make_network', 'make_config',
+           'overrides_of', 'run_name', 'make_schedule', 'lr_at']
 
 # %% ../nbs/workshop/presets.ipynb #dc9d90fc
 import difflib
@@ -149,11 +149,51 @@ def digit_filters(
     )
 
 # %% ../nbs/workshop/presets.ipynb #f07fa8a3
-_REPORT_NETWORK = dict(
-    conv=partial(WSConv2d, form="report"),
-    norm=four_a_group,
-    order="norm-relu",
-)
+_report_conv = partial(WSConv2d, form="report")
+
+
+class ReportBlock(nn.Module):
+    "Two 3x3 convolutions and one normalization beside a shortcut, with a ReLU on the sum."
+    def __init__(self, i, o, stride):
+        super().__init__()
+        self.conv1 = _report_conv(i, o, 3, stride, 1, bias=False)
+        self.relu1 = nn.ReLU()
+        self.conv2 = _report_conv(o, o, 3, 1, 1, bias=False)
+        self.norm = four_a_group(o)
+        self.relu2 = nn.ReLU()
+        self.shortcut = nn.Identity()
+        if i != o or stride > 1:
+            projection = _report_conv(i, o, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, four_a_group(o))
+
+    def forward(self, x):
+        h = self.conv2(self.relu1(self.conv1(x)))
+        return self.relu2(self.norm(h) + self.shortcut(x))
+
+# %% ../nbs/workshop/presets.ipynb #4e5b17aa
+def report_wrn16_4(
+    classes:int=10,
+    in_channels:int=3,
+):  # 2,747,994 parameters for 3 channels and 10 classes
+    "Build the WRN-16-4 of the report: two blocks in each of three stages."
+    blocks = []
+    i = 16
+    for o in (64, 128, 256):
+        stride = 1 if o == 64 else 2
+        blocks += [ReportBlock(i, o, stride), ReportBlock(o, o, 1)]
+        i = o
+    return nn.Sequential(
+        _report_conv(in_channels, 16, 3, 1, 1, bias=False),
+        four_a_group(16),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(256, classes),
+    )
+
+# %% ../nbs/workshop/presets.ipynb #217a3bac
+_REPORT_NETWORK = dict(conv=_report_conv, norm=four_a_group, order="norm-relu")
 
 MODELS = {
     "digit_filters": digit_filters,
@@ -161,7 +201,7 @@ MODELS = {
     "resnet20_plain": partial(resnet20, conv=nn.Conv2d),  # without weight standardization
     "resnet20_report": partial(resnet20, **_REPORT_NETWORK),
     "wrn16_4": wrn16_4,
-    "wrn16_4_report": partial(wrn16_4, **_REPORT_NETWORK),
+    "wrn16_4_report": report_wrn16_4,
     "wrn40_4": wrn40_4,
 }
 

@@ -9,7 +9,8 @@ from experiments import (
     plain,
     scaling,
     tricks,
+    tuning,
 )
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain
+RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning
 harness.main({recipe.NAME: recipe for recipe in RECIPES})
