@@ -33,7 +33,8 @@ def check_crossover(
     with trial.holds("other networks"):
         for _ in range(3):
             m, s = (.1 + torch.rand(2, generator=trial.generator)).tolist()
-            trial.same(truth, m, s, int(torch.randint(10, 10**6, (), generator=trial.generator)))
+            d = torch.randint(10, 10**6, (), generator=trial.generator)
+            trial.same(truth, m, s, int(d))
     with trial.holds("no DP noise: sampling noise is longer at any batch size"):
         trial.same(truth, 1., 0., 100)
     return trial.card()
@@ -41,7 +42,8 @@ def check_crossover(
 # %% ../nbs/workshop/checks_scaling.ipynb #69f90fbe
 def _share(n, b, eps, delta, epochs):
     row, = sigma_table(n, [b], eps=eps, delta=delta, epochs=epochs)
-    return row["snr"]/snr_ceiling(n, eps=eps, delta=delta)
+    ceiling = snr_ceiling(n, eps=eps, delta=delta)
+    return row["snr"]/ceiling
 
 
 def check_smallest_batch(
