@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DPAdam']
 
-# %% ../nbs/workshop/adam.ipynb #e2452b62
+# %% ../nbs/workshop/adam.ipynb #ea4c859f
 import torch
 
 from .core import check_kind, check_number, patch_to
