@@ -23,6 +23,7 @@ class Job:
     steps:int = None         # stop after so many in all; None: after all that the plan pays for
     time_limit:float = None  # seconds; a step starts only if it would end in time; one always does
     resume:bool = False      # go on with the latest checkpoint in `out`
+    dry_run:bool = False     # say what it would be, and take no step
 
 # %% ../nbs/workshop/command.ipynb #79a998ee
 OPTIONS = {
@@ -71,6 +72,12 @@ _FLAGS = {
     "--resume": dict(
         action="store_true",
         help="go on with the latest unfinished PRESET in --out"),
+    "--dry-run": dict(
+        action="store_true",
+        help="say plan, noise, seconds a step and memory; nothing is trained, spent or written"),
+    "--list": dict(
+        action="store_true",
+        help="all presets: what they cost on this machine, are data and records there"),
 }
 
 # %% ../nbs/workshop/command.ipynb #b320c190
@@ -87,6 +94,12 @@ examples:
   dp-train resnet20-eps3 --data DIR --steps 3   three steps of the CIFAR-10 run
   dp-train resnet20-eps3 --time-limit 540       nine minutes of it ...
   dp-train resnet20-eps3 --resume               ... and the rest
+  dp-train --list                               what is there, and what it costs here
+  dp-train resnet20-cpu-eps3 --dry-run          plan, noise, seconds a step; nothing is spent
+  dp-train evaluate FILE.release.pt             what was released, tested again
+  dp-train predict FILE.release.pt IMAGE ...    what it sees in an image
+  dp-train compare RECORD ...                   a table of records: mean and spread over seeds
+  dp-train plot RECORD ...                      their curves in one figure
   torchrun --nproc-per-node 2 -m dp_course.train resnet20-eps3   on two GPUs"""
 
 
@@ -137,6 +150,8 @@ def _check(args):
         raise ValueError(f"--time-limit must be more than 0 seconds, not {limit:g}")
     if args.seeds > 1 and args.resume:
         raise ValueError("--resume goes on with one run: leave --seeds out")
+    if args.dry_run and args.resume:
+        raise ValueError("--dry-run is about a run that begins: leave --resume out")
 
 # %% ../nbs/workshop/command.ipynb #00fa87c9
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -184,5 +199,6 @@ def parse(
     config = make_config(args.preset, **asked, **told)
     seeds = [None if args.seed is None else args.seed + i for i in range(args.seeds)]
     place = dict(out=args.out, root=args.root, device=args.device)
-    length = dict(steps=args.steps, time_limit=args.time_limit, resume=args.resume)
+    length = dict(steps=args.steps, time_limit=args.time_limit, resume=args.resume,
+                  dry_run=args.dry_run)
     return [Job(config, seed=seed, **place, **length) for seed in seeds]

@@ -23,6 +23,7 @@ from .processes import Peers
 from .records import (
     Record, composed_epsilon, end_line, epoch_line, mean_std, measure, plot_record, read_record,
     synchronize, validation_note)
+from .releases import write_release
 from .trainer import Trainer
 
 # %% ../nbs/workshop/console.ipynb #d0c9d7d9
@@ -275,9 +276,15 @@ class Lines:
 # %% ../nbs/workshop/console.ipynb #e080b844
 class Bar:
     "Show a live bar with the newest row in it."
-    def __init__(self, row:EpochRow, trainer, title:str):
+    def __init__(
+        self,
+        row:EpochRow,
+        trainer,
+        title:str,
+        last:int=None,  # step; default: of the plan
+    ):
         self.row = row
-        self.bar = progress(trainer.plan.steps, title, show=True)
+        self.bar = progress(last or trainer.plan.steps, title, show=True)
         self.bar.initial = self.bar.n = trainer.t  # what was done before says nothing of our speed
         self.bar.refresh()
 
@@ -320,14 +327,14 @@ def finish(
     run:Run,         # of process 0
     scores,          # from `measure`, of the last step
     seconds:float,   # of all steps
-    why:str,         # "steps", "interrupted" or "time limit"
+    why:str,         # "steps", "interrupted", "time limit" or "budget"
 ):                   # the last line of the record, and `plan` and `paths`
     "Write the weights, the last line and the figure; destroy the secret of a finished run."
     trainer, record = run.trainer, run.record
     suffixes = dict(figure=".png", weights=".release.pt", checkpoint=".checkpoint")
     paths = dict(record=record.path, **{k: record.beside(end) for k, end in suffixes.items()})
     trainer.save(paths["checkpoint"])
-    trainer.release(paths["weights"])
+    write_release(trainer, run.config, paths["weights"])
     more = {k: v for k, v in scores.items() if k != "accuracy"}
     end = end_line(run.config, trainer, seconds, scores["accuracy"], why, **more)
     record.write("end", **end)
@@ -367,16 +374,25 @@ def tidy(
     return removed
 
 # %% ../nbs/workshop/console.ipynb #d4f9c194
+def _describe_cut(end):
+    "Why a run ended before its plan did, what it spent, and how it goes on."
+    step, steps = end["step"], end["plan"].steps
+    if end["why"] == "budget":
+        return (
+            f"\nThe budget is used up after step {step} of {steps}: {end['computed']} steps were "
+            "computed, because some that a resumed run repeated came out differently (another "
+            "machine, other threads) and count twice. Weights and record are final.\n")
+    why = {"steps": "--steps"}.get(end["why"], end["why"])
+    return (
+        f"\nCut short ({why}) after step {step} of {steps}: eps = {end['eps_pld']:.4g} is spent, "
+        f"not {end['plan'].eps:g}. --resume goes on.\n")
+
+# %% ../nbs/workshop/console.ipynb #9581315a
 def describe_end(
     end,  # from `finish`
 ):        # several lines
     "Say what a run guarantees, what it bought, and where it lies."
-    text = ""
-    if not end["finished"]:
-        why = {"steps": "--steps"}.get(end["why"], end["why"])
-        text = (
-            f"\nCut short ({why}) after step {end['step']} of {end['plan'].steps}: "
-            f"eps = {end['eps_pld']:.4g} is spent, not {end['plan'].eps:g}. --resume goes on.\n")
+    text = "" if end["finished"] else _describe_cut(end)
     tested = "validation accuracy (nonprivate)" if "nonprivate" in end else "test accuracy"
     text += (
         f"\n{end['statement']}\n\n{tested} at the last step: {end['test_accuracy']:.2%} "

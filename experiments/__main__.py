@@ -1,5 +1,16 @@
 "python -m experiments SWEEP PART [--minutes M] [--reverse] [--out FILE], from the repository."
-from experiments import classes, clipping, harness, ladders, leaves, normalization, scaling, tricks
+from experiments import (
+    classes,
+    clipping,
+    harness,
+    ladders,
+    leaves,
+    normalization,
+    plain,
+    scaling,
+    tricks,
+    tuning,
+)
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization
+RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

@@ -15,13 +15,14 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 sys.path.insert(0, str(ROOT/"tools"))
 import measure  # noqa: E402
+import notebooks  # noqa: E402
 
 LESSONS = sorted((ROOT/"nbs").glob("[0-9]*.ipynb"))
 WORKSHOP = sorted((ROOT/"nbs/workshop").glob("*.ipynb"))
 NOTEBOOKS = [*LESSONS, *WORKSHOP]
 INDEX = ROOT/"nbs/index.ipynb"
 MODULES = sorted(p for p in (ROOT/"dp_course").glob("*.py") if not p.name.startswith("_"))
-RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm"}
+RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "PIL"}
 DENSER = {"layers": 7.0, "engines": 7.0, "pld": 7.0}  # numerics and layer rules; the others: 6.0
 SURFACE = """PrivacyPlan epsilon noise_multiplier Examples load
     Trainer FlatClip AdaptiveClip LayerClip EMA
@@ -287,6 +288,7 @@ def test_notebook_is_whole(path):
     texts = [str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", "")) for o in outputs]
     paths = [text for text in texts if re.search(r"/(root|home|work|tmp|Users)/", text)]
     assert not paths, "a saved output names a path of a machine"
+    assert not list(filter(notebooks.is_widget, outputs)), "a saved slider is dead: run it again"
 
 
 @pytest.mark.parametrize("path", LESSONS, **name_of)

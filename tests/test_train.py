@@ -12,19 +12,31 @@ import termios
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
 
 from dp_course import train
+from dp_course import trainer as trainer_module
 from dp_course.accounting import PLDAccountant, RDPAccountant
 from dp_course.batches import Views
 from dp_course.command import OPTIONS, Job, parse
-from dp_course.console import announce_duration
+from dp_course.console import Bar, announce_duration
 from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
 from dp_course.engines import fast_grad_sum
-from dp_course.presets import PRESETS, Config, config_of, lr_at, make_config, make_plan
+from dp_course.presets import (
+    MODELS,
+    PRESETS,
+    Config,
+    ReportBlock,
+    config_of,
+    lr_at,
+    make_config,
+    make_plan,
+)
 from dp_course.records import Record, composed_epsilon, load_runs, mean_std, read_record
 from dp_course.train import load_data, main, make_engine, make_trainer, run, usable_precision
 
@@ -183,6 +195,99 @@ def test_a_terminal_gets_a_live_bar(tmp_path):
         assert word in seen
 
 
+def screen_of(columns, *words):
+    "What a terminal of so many columns shows of the command, and its exit code."
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    command = [sys.executable, "-m", "dp_course.train", *map(str, words)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer, env=ENV)
+    os.close(writer)
+    seen = read_all(reader).decode()
+    assert child.wait() == 0, seen
+    return [line for line in seen.replace("\x1b[A", "").split("\r") if line.strip()]
+
+
+@pytest.mark.parametrize("columns", [80, 50])
+def test_a_narrow_terminal_shows_eps_and_accuracy(columns, tmp_path):
+    "Also of a run with a long name that goes on; the bar shrinks before anything is cut."
+    long = ["resnet20-synthetic-eps3-fast", "--set", "model=digit_filters", "--out", tmp_path]
+    screen_of(columns, *long, "--steps", 1)
+    last = screen_of(columns, *long, "--resume")[-1].rstrip("\n")
+    assert len(last) <= columns
+    assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last), last
+    bar = last.split("|")[1] if last.count("|") > 1 else last.split("|")[-1]
+    assert len(bar) <= 12, "what is left of the bar"
+
+
+def test_the_bar_of_a_resumed_run_ends_where_the_run_does_and_times_its_own_steps(monkeypatch):
+    plan = make_plan(make_config("digits-eps3"), 1437)
+    trainer = SimpleNamespace(plan=plan, t=60)
+    bar = Bar(None, trainer, "demo", 70).bar
+    assert (bar.total, bar.initial, bar.n) == (70, 60, 60)
+    monkeypatch.setattr(bar, "_time", lambda: bar.start_t + 8)
+    bar.n = 64  # four steps in eight seconds: the six that are left take twelve more
+    told = bar.format_dict
+    assert told["total"] - told["n"] == 6 and told["initial"] == 60
+    assert "00:08<00:12" in bar.format_meter(**told | {"rate": None, "elapsed": 8.})
+    bar.close()
+
+
+def test_a_run_without_a_limit_never_tells_of_one(tmp_path, capsys):
+    words = ["digits-eps3-fast", "--out", str(tmp_path)]
+    assert main([*words, "--time-limit", "1e-6"]) == 0
+    assert main([*words, "--resume", "--steps", "3"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("time limit") == 1 and "Cut short (--steps) after step 3 of 6" in text
+    assert [line["why"] for line in read_record(only(tmp_path, "*.jsonl"))
+            if line["kind"] == "end"] == ["time limit", "steps"]
+
+
+def test_memory_is_kept_by_the_command_and_by_fit(monkeypatch, capsys):
+    kept = []
+    for module in (train, trainer_module):
+        monkeypatch.setattr(module, "keep_memory", lambda: kept.append(1))
+    assert main(["--eps", "0"]) == 2
+    assert len(kept) == 1
+    c = make_config("digits-eps3-fast")
+    make_trainer(c, load_data(c), seed=0).fit(1)
+    assert len(kept) == 2
+
+
+# --- a resumed run that rounds differently
+
+
+def test_used_up_steps_end_in_words_and_all_is_saved(tmp_path, capsys, monkeypatch):
+    "Two steps are repeated with other sums: both count twice, and the plan pays for one of them."
+    words = ["digits-eps3-fast", "--out", str(tmp_path)]
+    assert main([*words, "--seed", "1", "--steps", "3"]) == 0
+    checkpoint = only(tmp_path, "*.checkpoint")
+    old = checkpoint.read_bytes()
+    assert main([*words, "--resume", "--steps", "5"]) == 0
+    checkpoint.write_bytes(old)  # a crash lost steps 4 and 5, not the ledger
+    make = train.make_engine
+
+    def rounds_differently(*args):
+        engine = make(*args)
+
+        def other(*given):
+            total, norms = engine(*given)
+            return {name: g*(1 + 1e-6) for name, g in total.items()}, norms
+        return other
+
+    monkeypatch.setattr(train, "make_engine", rounds_differently)
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    out, err = capsys.readouterr()
+    assert "The budget is used up after step 4 of 6: 6 steps were computed" in out and not err
+    end = read_record(only(tmp_path, "*.jsonl"))[-1]
+    assert (end["why"], end["step"], end["computed"]) == ("budget", 4, 6)
+    assert end["eps_pld"] <= 3 and not end["finished"]
+    before = weights(tmp_path)
+    assert main([*words, "--resume"]) == 0, "and once more, with the same words"
+    assert "used up after step 4 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path), before)
+
+
 # --- settings
 
 
@@ -255,6 +360,7 @@ REPORT = {
     "report-v1": (1/98, 1470, .8801),
     "report-2048": (1/25, 625, 1.6138),
     "report-4096": (1/13, 650, 2.8809),
+    "report-wrn16-4": (1/25, 625, 1.6138),
 }
 
 
@@ -269,6 +375,23 @@ def test_the_plans_of_the_report_are_the_ones_that_really_ran(name):
     assert .99*printed < make_plan(replace(c, sigma=0.), 50_000).sigma < printed
     assert (c.views, c.ema) == (0, 0), "the report had no views and no average"
     assert c.pixel_std == (.2023, .1994, .2010)
+
+
+def test_every_row_of_the_report_has_its_printed_sigma_and_its_network():
+    rows = [name for name in PRESETS if name.startswith("report-") and not name.endswith("-fast")]
+    assert sorted(rows) == sorted(REPORT)
+    sizes = {name: sum(p.numel() for p in MODELS[make_config(name).model]().parameters())
+             for name in rows}
+    for name in ("report-v1", "report-2048", "report-4096"):
+        assert round(sizes[name], -4) == 270_000  # the report says 0.27 M
+    wide = MODELS["wrn16_4_report"]()
+    blocks = [block for block in wide if isinstance(block, ReportBlock)]
+    assert len(blocks) == 6 and sizes["report-wrn16-4"] == 2_747_994
+    for block in blocks:
+        main = [m for name, m in block.named_modules() if "shortcut" not in name]
+        assert sum(isinstance(m, torch.nn.GroupNorm) for m in main) == 1, "one norm per block"
+        i = block.conv1.in_channels
+        assert block(torch.randn(2, i, 4, 4)).min() >= 0, "activated after the sum"
 
 
 # FACTS: sigma by PLD at eps = 3 is 3.715 for (B 4096, T 1000) and 4.445 for (8192, 360)
@@ -755,6 +878,24 @@ def test_the_main_job_repeats_its_record(tmp_path):
     # other threads add up in another order, and another sum gets other noise; in the first epochs
     # a row moves by three points from seed to seed
     assert got[2:] == pytest.approx(wanted[2:], abs=.05)
+
+
+def test_the_number_in_the_readme_is_printed_again(capsys):
+    "On one thread, as its text says: another sum gets other noise."
+    index = nbformat.read(ROOT/"nbs/index.ipynb", 4)
+    code = [cell for cell in index.cells if cell.cell_type == "code"]
+    plain = [cell for cell in code if "table" not in cell.metadata.get("tags", [])]
+    hidden, five, last = [cell.source for cell in plain]
+    known = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        exec(hidden + "\n" + five.partition("trainer =")[0] + "\n" + last, known)
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert printed == plain[-1].outputs[0]["text"] and printed in (ROOT/"README.md").read_text()
+    assert "seed=" not in five, "a seed of one's own is no secret"
 
 
 # --- the real network on real images

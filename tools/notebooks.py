@@ -22,10 +22,18 @@ def run(path, timeout=900):
     notebook.metadata["kernelspec"] = spec
     where = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=where).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not is_widget(output)]
     nbformat.write(notebook, path)
     clean = Path(sys.executable).with_name("nbdev_clean")
     subprocess.run([clean, "--fname", str(path)], check=True, cwd=ROOT)
     return time.perf_counter() - start
+
+
+def is_widget(output):
+    "Whether it is a slider: dead without its kernel, so it is not saved."
+    return "application/vnd.jupyter.widget-view+json" in output.get("data", {})
 
 
 def has_tag(cell, tag):
