@@ -11,7 +11,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow notebooks export readme bench wheel measure clean
+.PHONY: help setup lab train test test-slow test-teach assignments grade notebooks export readme bench wheel measure clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -57,6 +57,23 @@ test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do:
 	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/test_scattering.py -k kymatio $(ARGS)
 	@echo "3/3 twenty kills ..."
 	@DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_faults.py -k twenty
+
+# nbgrader comes with the extra `teach`: it brings a gradebook (SQLAlchemy, Alembic) that students do not need.
+.venv/.teach: .venv/.ready
+	@echo "Installing nbgrader (a quarter of a minute, once) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,teach]'
+	@$(BIN)/python -m pip check
+	@touch $@
+
+assignments: .venv/.teach ## make the copies of the five assignments: out/assignments/student, solution, nbgrader
+	@$(BIN)/python tools/assign.py $(ARGS)
+
+grade: .venv/.teach ## grade a folder of notebooks: make grade SUBMISSIONS=dir [ARGS="--jobs 4"]
+	@test -n "$(SUBMISSIONS)" || { echo "which folder? make grade SUBMISSIONS=dir, with dir/ada/a1.ipynb or dir/ada_a1.ipynb"; exit 2; }
+	@$(BIN)/python tools/grade.py "$(SUBMISSIONS)" $(ARGS)
+
+test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and a hundred submissions (about five minutes)
+	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_assignments.py $(ARGS)
 
 measure: .venv/.ready ## how densely the notebooks are written
 	@$(BIN)/python tools/measure.py

@@ -25,7 +25,10 @@ setup(
     package_data={f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split()},
+    extras_require={
+        "dev": cfg["dev_requirements"].split(),
+        "teach": cfg["teach_requirements"].split(),
+    },
     entry_points={"console_scripts": cfg["console_scripts"].split("\n")},
     classifiers=[
         "Development Status :: 4 - Beta",

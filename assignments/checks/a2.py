@@ -1,0 +1,199 @@
+"A2: an RDP accountant."
+import math
+
+from checks import SEED, points  # noqa: F401  (for the notebook)
+from checks.a1 import uniform
+from dp_course.exercises import Trial
+
+ORDERS = [*range(2, 65), 128, 256]
+
+
+def gaussian(alpha, sigma):
+    return alpha/(2*sigma**2) if sigma else math.inf
+
+
+def sampled(alpha, q, sigma, factor=1., coins=True, divide=True):
+    "The right divergence, or a wrong one."
+    if q == 0:
+        return 0.
+    if q == 1:
+        return gaussian(alpha, sigma)
+    logs = []
+    for k in range(alpha + 1):
+        log = math.lgamma(alpha + 1) - math.lgamma(k + 1) - math.lgamma(alpha - k + 1)
+        log += k*math.log(q) + ((alpha - k)*math.log1p(-q) if coins else 0.)
+        logs.append(log + factor*k*(k - 1)/(2*sigma**2))
+    top = max(logs)
+    total = top + math.log(math.fsum(math.exp(v - top) for v in logs))
+    return total/(alpha - 1) if divide else total
+
+
+def converted(rdp, delta):
+    found = [value + math.log((a - 1)/a) - (math.log(delta) + math.log(a))/(a - 1)
+             for a, value in rdp.items()]
+    return max(0., min(found))
+
+
+def cost(phases, delta, rdp=sampled):
+    if not any(steps for _, _, steps in phases):
+        return 0.
+    total = {a: sum(steps*rdp(a, q, sigma) for q, sigma, steps in phases) for a in ORDERS}
+    return converted(total, delta)
+
+
+def check_rdp_gaussian(your_function, seed=None):
+    "alpha/(2 sigma^2)."
+    trial = Trial(your_function, "check_rdp_gaussian", seed, (
+        "The formula stands in the question.",
+        "Square sigma, and mind the 2.",
+        "`alpha/(2*sigma**2) if sigma else math.inf`"), {
+            "the 2 belongs below the line": lambda alpha, sigma: alpha/sigma**2,
+            "sigma is squared": lambda alpha, sigma: alpha/(2*sigma),
+            "it grows with the order": lambda alpha, sigma: 1/(2*sigma**2)})
+    with trial.holds("a few orders"):
+        for alpha in (2, 5, 64):
+            trial.same(gaussian, alpha, uniform(trial, .5, 3.))
+    with trial.holds("orders that are not whole"):
+        trial.same(gaussian, 1.25, uniform(trial, .5, 3.))
+    with trial.holds("very much noise"):
+        trial.same(gaussian, 2, 1e4)
+    with trial.holds("no noise"):
+        got = trial(2, 0.)
+        trial.need(got == math.inf, f"got {got}", "without noise nothing is hidden: math.inf")
+    return trial.card()
+
+
+def check_rdp_sampled(your_function, seed=None):
+    "The binomial sum, in logarithms."
+    trial = Trial(your_function, "check_rdp_sampled", seed, (
+        "Write the logarithm of one term of the sum, then think about adding up.",
+        "ln of a sum: top = max(logs), then top + ln(sum(exp(v - top))).",
+        "log term: lgamma(alpha + 1) - lgamma(k + 1) - lgamma(alpha - k + 1) + "
+        "(alpha - k)*log1p(-q) + k*log(q) + k*(k - 1)/(2*sigma**2); divide by alpha - 1."), {
+            "divide the logarithm by alpha - 1":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma, divide=False),
+            "who is not drawn counts, too: (1 - q)^(alpha - k)":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma, coins=False),
+            "the exponent is k(k - 1)/(2 sigma^2)":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma, factor=2.),
+            "sampling is no factor q^2: that holds for tiny q and low orders only":
+                lambda alpha, q, sigma: q*q*gaussian(alpha, sigma)})
+    with trial.holds("low orders"):
+        for alpha in (2, 3, 8):
+            trial.same(sampled, alpha, uniform(trial, .05, .5), uniform(trial, .7, 2.))
+    with trial.holds("rates as in training"):
+        trial.same(sampled, 16, uniform(trial, .01, .1), uniform(trial, .8, 1.5), rtol=1e-4)
+    with trial.holds("order 256, where powers overflow"):
+        trial.same(sampled, 256, .05, .6)
+    with trial.holds("a rate of 0: she is never looked at"):
+        trial.same(sampled, 4, 0., 1., zero=1e-12)
+    with trial.holds("a rate of 1: the plain Gaussian"):
+        trial.same(sampled, 16, 1., 1.3)
+    return trial.card()
+
+
+def _classic(rdp, delta):
+    return max(0., min(v + math.log(1/delta)/(a - 1) for a, v in rdp.items()))
+
+
+def check_to_epsilon(your_function, seed=None):
+    "The conversion, at the best order."
+    trial = Trial(your_function, "check_to_epsilon", seed, (
+        "One number per order, from the formula; which of them do you return?",
+        "All are valid: the smallest. And an eps below 0 is 0.",
+        "`max(0, min(v + math.log((a - 1)/a) - (math.log(delta) + math.log(a))/(a - 1) "
+        "for a, v in rdp.items()))`"), {
+            "that is the older conversion, valid but larger: use the one in the question": _classic,
+            "every order gives a valid bound: take the smallest, not the largest":
+                lambda rdp, delta: max(0., max(converted({a: v}, delta) for a, v in rdp.items())),
+            "eps below 0 promises nothing more than 0":
+                lambda rdp, delta: min(v + math.log((a - 1)/a) - (math.log(delta) + math.log(a))
+                                       / (a - 1) for a, v in rdp.items())})
+
+    def table(sigma, steps, orders=ORDERS):
+        return {a: steps*gaussian(a, sigma) for a in orders}
+    with trial.holds("a single order"):
+        trial.same(converted, {5: uniform(trial, .1, 2.)}, 1e-5)
+    with trial.holds("the best of many"):
+        for delta in (1e-3, 1e-5, 1e-9):
+            trial.same(converted, table(uniform(trial, 2., 9.), 3), delta)
+    with trial.holds("orders that are not whole"):
+        trial.same(converted, table(1., 1, (1.5, 1.75, 2.5, 4.)), 1e-2)
+    with trial.holds("next to nothing was released: 0, not less"):
+        trial.same(converted, table(1e4, 1, (2, 3)), .9)
+    return trial.card()
+
+
+def check_run_epsilon(your_function, seed=None):
+    "Phases add up, order by order."
+    def apart(phases, delta):
+        return sum(cost([phase], delta) for phase in phases)
+
+    def largest(phases, delta):
+        return max([cost([phase], delta) for phase in phases], default=0.)
+
+    def average(phases, delta):
+        steps = max(1, sum(n for _, _, n in phases))
+        q = sum(n*q for q, _, n in phases)/steps
+        sigma = sum(n*s for _, s, n in phases)/steps
+        return cost([(q, sigma, steps)], delta) if phases else 0.
+    trial = Trial(your_function, "check_run_epsilon", seed, (
+        "Add divergences of the same order, not epsilons.",
+        "rdp[a] = sum over phases of steps*rdp_sampled(a, q, sigma).",
+        "`to_epsilon({a: sum(n*rdp_sampled(a, q, s) for q, s, n in phases) for a in orders}, "
+        "delta)`, and 0 if there is nothing."), {
+            "add the divergences, order by order; epsilons add up to too much": apart,
+            "all phases look at the same people: they add up": largest,
+            "the average plan costs less than the plans: cost is not linear in q and sigma":
+                average,
+            "every step counts": lambda phases, delta: cost([(q, s, min(1, n))
+                                                             for q, s, n in phases], delta)})
+    with trial.holds("two phases"):
+        for _ in range(2):
+            phases = [(uniform(trial, .01, .05), uniform(trial, .8, 1.1), 300),
+                      (uniform(trial, .02, .1), uniform(trial, 1.5, 2.), 200)]
+            trial.same(cost, phases, 1e-5, rtol=1e-4)
+    with trial.holds("one phase"):
+        trial.same(cost, [(.02, uniform(trial, .7, 2.), 1000)], 1e-5, rtol=1e-4)
+    with trial.holds("a release without sampling beside them"):
+        trial.same(cost, [(.02, 1., 500), (1., 10., 1)], 1e-6, rtol=1e-4)
+    with trial.holds("nothing at all, and phases of no steps"):
+        trial.same(cost, [], 1e-5)
+        trial.same(cost, [(.1, 1., 0)], 1e-5)
+    return trial.card()
+
+
+def check_calibrate(your_function, seed=None):
+    "The smallest sigma within a budget."
+    trial = Trial(your_function, "check_calibrate", seed, (
+        "Begin with 1e-3 and 1e4, and halve the interval (on a logarithmic scale).",
+        "Keep one end that overspends and one that does not; return the latter.",
+        "`while high/low > 1.0005: middle = math.sqrt(low*high)`; low = middle if "
+        "epsilon_of(middle) > budget, else high = middle; return high."))
+
+    def judged(epsilon_of, budget):
+        sigma = float(trial(epsilon_of, budget))
+        spent = epsilon_of(sigma)
+        trial.need(spent <= budget, f"sigma {sigma:.8g} spends {spent:.8g} of {budget:.8g}",
+                   "return the end of the interval that keeps the promise: not a hair above")
+        less = epsilon_of(sigma/1.001)
+        trial.need(less > budget, f"sigma {sigma:.8g}, but {sigma/1.001:.8g} is enough",
+                   "more noise than needed: bisect until the interval is below a thousandth")
+    with trial.holds("eps = c/sigma"):
+        for _ in range(3):
+            c = uniform(trial, .5, 20.)
+            judged(lambda sigma, c=c: c/sigma, uniform(trial, .2, 9.))
+    with trial.holds("a real plan: 500 steps at q = 0.02"):
+        judged(lambda sigma: cost([(.02, sigma, 500)], 1e-5) if sigma > .3 else 1e3, 3.)
+    with trial.holds("a cost in stairs"):
+        judged(lambda sigma: math.ceil(100/sigma)/10, uniform(trial, 1., 3.))
+    with trial.holds("much noise: sigma beyond 1000"):
+        judged(lambda sigma: 1e3/sigma, .3)
+    with trial.holds("a budget that nothing meets"):
+        try:
+            got = your_function(lambda sigma: 1. + 1/sigma, .5)
+        except ValueError:
+            got = ValueError
+        trial.need(got is ValueError, f"got {got}", "who cannot keep the promise must say so: "
+                   "ValueError")
+    return trial.card()

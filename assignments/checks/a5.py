@@ -1,0 +1,108 @@
+"A5: the private leaderboard."
+from collections import Counter
+
+import leaderboard
+
+from checks import SEED, points  # noqa: F401  (for the notebook)
+from checks.a1 import uniform
+from dp_course.accounting import PLDAccountant
+from dp_course.exercises import Card, Trial
+
+
+def cost(looks, delta):
+    "eps of a list of (q, sigma)."
+    account = PLDAccountant()
+    for (q, sigma), count in sorted(Counter(looks).items()):
+        account.step(q, sigma, count)
+    return account.epsilon(delta) if looks else 0.
+
+
+def by(key):
+    "A reading of a ledger in which entries with the same key are one look."
+    def read(entries, delta):
+        kept = {key(entry): entry[1:3] for entry in map(tuple, entries)}
+        return cost(list(kept.values()), delta)
+    return read
+
+
+def check_ledger_epsilon(your_function, seed=None):
+    "What a ledger costs."
+    truth = by(lambda entry: entry)
+    trial = Trial(your_function, "check_ledger_epsilon", seed, (
+        "Which entries are the same look? Which are others?",
+        "A set of tuples drops exact repeats; count by (q, sigma) what is left.",
+        "`for _, q, sigma, *_ in set(map(tuple, entries))`: counts[q, sigma] += 1, then "
+        "account.step(q, sigma, count) for each."), {
+            "a step that was drawn again from another stream is another look":
+                by(lambda entry: (entry[0], entry[4])),
+            "the same stream with another digest noised something else: another look":
+                by(lambda entry: (entry[0], entry[3], entry[4])),
+            "the same entry twice is one look: a resumed run repeats steps exactly":
+                lambda entries, delta: cost([tuple(e[1:3]) for e in entries], delta),
+            "whatever else was released counts, too: not the training steps alone":
+                lambda entries, delta: truth(
+                    [e for e in entries if e[0] == "training steps"], delta),
+            "every entry has its own noise": lambda entries, delta: cost(
+                [tuple(entries[0][1:3])]*len(set(map(tuple, entries))), delta)})
+
+    def run(count=20, stream="a.0", q=.2, sigma=2., first=0):
+        return [["training steps", q, sigma, stream, t, f"{stream}{t}"]
+                for t in range(first, first + count)]
+    with trial.holds("a run"):
+        trial.same(truth, run(q=uniform(trial, .05, .3)), 1e-5)
+    with trial.holds("a run that was killed and repeats ten steps exactly"):
+        trial.same(truth, run() + run(10, first=10), 1e-5)
+    with trial.holds("a run that drew five steps again, from another stream"):
+        trial.same(truth, run() + run(5, "b.0", first=15), 1e-5)
+    with trial.holds("a stream used twice, for something else"):
+        other = [[*entry[:5], "other"] for entry in run(4)]
+        trial.same(truth, run() + other, 1e-5)
+    with trial.holds("a noisy mean beside the steps"):
+        trial.same(truth, run() + [["mean", 1., 4., "m.0", 0, "m"]], 1e-5)
+    with trial.holds("an empty ledger"):
+        trial.same(truth, [], 1e-5)
+    return trial.card()
+
+
+def check_honest_total(your_function, seed=None):
+    "All runs together."
+    def truth(q, sigma, steps, delta, runs):
+        return cost([(q, sigma)]*(steps*(1 + runs)), delta)
+    trial = Trial(your_function, "check_honest_total", seed, (
+        "Runs on the same data compose like steps.",
+        "k runs of n steps are one run of k*n steps.",
+        "`PLDAccountant().step(q, sigma, steps*(1 + tuning_runs)).epsilon(delta)`"), {
+            "the runs compose: their epsilons need not be added up, steps can be":
+                lambda q, s, n, d, k: (1 + k)*cost([(q, s)]*n, d),
+            "the run that you hand in counts, too":
+                lambda q, s, n, d, k: cost([(q, s)]*(n*k), d),
+            "tuning looked at the data, too":
+                lambda q, s, n, d, k: cost([(q, s)]*n, d)})
+    with trial.holds("four runs before"):
+        trial.same(truth, uniform(trial, .1, .2), 2., 72, 1e-5, 4)
+    with trial.holds("one run before"):
+        trial.same(truth, .167, uniform(trial, 1.5, 2.5), 50, 1e-5, 1)
+    with trial.holds("none before"):
+        trial.same(truth, .1, uniform(trial, 1.5, 2.5), 100, 1e-6, 0)
+    return trial.card()
+
+
+def check_submission(folder):
+    "Six questions, one verdict."
+    found = leaderboard.findings(folder)
+    refused = [f"{text}: {why}" for text, why in found if why]
+    return Card("check_submission", (("verified", not refused),), numbers="; ".join(refused))
+
+
+def check_standing(folder):
+    "Points for accuracy, if nothing is refused."
+    refused = [why for _, why in leaderboard.findings(folder) if why]
+    if refused:
+        held, numbers = [(f"tier {i}", False) for i in range(1, 5)], f"refused: {refused[0]}"
+    else:
+        it = leaderboard.Submission.read(folder)
+        reached = leaderboard.accuracy(it)
+        tiers = leaderboard.DATA[it.config.data]
+        held = [(f"at least {tier:.1%}", reached >= tier) for tier in tiers]
+        numbers = f"the released model recognizes {reached:.2%}"
+    return Card("check_standing", tuple(held), numbers=numbers)

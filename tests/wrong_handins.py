@@ -1,0 +1,166 @@
+"Wrong answers to the assignments: check -> words of the diagnosis -> code; {name} is the function."
+WRONG = {
+    "check_leak": {
+        "logarithm of the ratio": "lambda p: p/(1 - p) if p < 1 else math.inf",
+        "not with 1/2": "lambda p: math.log(2*p) if p < 1 else math.inf",
+        "larger one": "lambda p: -math.log(p/(1 - p)) if p < 1 else math.inf",
+        "math.inf": "lambda p: math.log(p/(1 - p)) if p < 1 else 1e9"},
+    "check_debias": {
+        "wrong on average": "lambda s, e: min(1, max(0, (s - 1/(1 + math.exp(e)))"
+                            "/(2/(1 + math.exp(-e)) - 1)))",
+        "p/(1 - p) = e^eps": "lambda s, e: (s - math.exp(-e))/(1 - 2*math.exp(-e))",
+        "divide by 2p - 1": "lambda s, e: s - 1/(1 + math.exp(e))"},
+    "check_noisy_sum": {
+        "clamp first": "lambda v, h, e, g: v.sum().item() + h/e*(lambda u: u[0] - u[1])("
+                       "-torch.log1p(-torch.rand(2, generator=g))).item()",
+        "too little noise": "lambda v, h, e, g: v.clamp(0, h).sum().item() + .5*h/e*(lambda u: "
+                            "u[0] - u[1])(-torch.log1p(-torch.rand(2, generator=g))).item()",
+        "another shape": "lambda v, h, e, g: v.clamp(0, h).sum().item()"
+                         " + h/e*1.2533*torch.randn((), generator=g).item()",
+        "no noise at all": "lambda v, h, e, g: v.clamp(0, h).sum().item()",
+        "seed must agree": "lambda v, h, e, g: v.clamp(0, h).sum().item() + h/e*(lambda u: "
+                           "u[0] - u[1])(-torch.log1p(-torch.rand(2))).item()"},
+    "check_exact_delta": {
+        "both directions": "lambda p, q, e: sum(max(0, a - math.exp(e)*b) for a, b in zip(p, q))",
+        "paid by eps": "lambda p, q, e: max(sum(a for a, b in zip(u, v) if a > math.exp(e)*b)"
+                       " for u, v in ((p, q), (q, p)))",
+        "clamp each output": "lambda p, q, e: max(0, sum(a - math.exp(e)*b"
+                             " for a, b in zip(p, q)))"},
+    "check_largest_eps": {
+        "odds do": "lambda p, l: math.log(l/p) if l < 1 else math.inf",
+        "need not be one half": "lambda p, l: math.log(l/(1 - l)) if l < 1 else math.inf",
+        "to those of the limit":
+            "lambda p, l: math.log(p/(1 - p)) - math.log(l/(1 - l)) if l < 1 else math.inf"},
+    "check_rdp_gaussian": {
+        "below the line": "lambda a, s: a/s**2 if s else math.inf",
+        "squared": "lambda a, s: a/(2*s) if s else math.inf",
+        "grows with the order": "lambda a, s: 1/(2*s**2) if s else math.inf",
+        "nothing is hidden": "lambda a, s: a/(2*s**2) if s else 0."},
+    "check_rdp_sampled": {
+        "divide the logarithm": "lambda a, q, s: 0. if q == 0 else a/2/s/s if q == 1 else math.log("
+            "sum(math.comb(a, k)*(1 - q)**(a - k)*q**k*math.exp(k*(k - 1)/2/s/s)"
+            " for k in range(a + 1)))",
+        "who is not drawn": "lambda a, q, s: 0. if q == 0 else a/2/s/s if q == 1 else math.log("
+            "sum(math.comb(a, k)*q**k*math.exp(k*(k - 1)/2/s/s) for k in range(a + 1)))/(a - 1)",
+        "k(k - 1)/(2 sigma^2)": "lambda a, q, s: 0. if q == 0 else a/2/s/s if q == 1 else math.log("
+            "sum(math.comb(a, k)*(1 - q)**(a - k)*q**k*math.exp(k*(k - 1)/s/s)"
+            " for k in range(a + 1)))/(a - 1)",
+        "no factor q^2": "lambda a, q, s: q*q*a/2/s/s"},
+    "check_to_epsilon": {
+        "older conversion": "lambda r, d: max(0, min(v + math.log(1/d)/(a - 1)"
+                            " for a, v in r.items()))",
+        "not the largest": "lambda r, d: max(0, max(v + math.log((a - 1)/a)"
+                           " - (math.log(d) + math.log(a))/(a - 1) for a, v in r.items()))",
+        "nothing more than 0": "lambda r, d: min(v + math.log((a - 1)/a)"
+                               " - (math.log(d) + math.log(a))/(a - 1) for a, v in r.items())"},
+    "check_run_epsilon": {
+        "order by order": "lambda ps, d: sum(a2.cost([p], d) for p in ps)",
+        "same people": "lambda ps, d: max([a2.cost([p], d) for p in ps], default=0.)",
+        "average plan": "lambda ps, d: a2.cost([(sum(n*q for q, _, n in ps)/sum(n for *_, n in ps),"
+                        " sum(n*s for _, s, n in ps)/sum(n for *_, n in ps),"
+                        " sum(n for *_, n in ps))], d)",
+        "every step": "lambda ps, d: a2.cost([(q, s, min(1, n)) for q, s, n in ps], d)"},
+    "check_calibrate": {
+        "not a hair above": "def {name}(f, b):\n    low, high = 1e-3, 1e4\n"
+            "    while high/low > 1.0005:\n        m = math.sqrt(low*high)\n"
+            "        low, high = (m, high) if f(m) > b else (low, m)\n    return low",
+        "more noise than needed": "def {name}(f, b):\n    s = 1e-3\n    while f(s) > b:\n"
+            "        s *= 1.1\n        if s > 1e4: raise ValueError\n    return s",
+        "must say so": "def {name}(f, b):\n    low, high = 1e-3, 1e4\n"
+            "    while high/low > 1.0005:\n        m = math.sqrt(low*high)\n"
+            "        low, high = (m, high) if f(m) > b else (low, m)\n    return high"},
+    "check_clipped_sum": {
+        "not their sum": "lambda g, c: g.sum(0)*min(1., c/max(1e-30, g.sum(0).norm().item()))",
+        "stay as they are": "lambda g, c: (c*g/g.norm(dim=1, keepdim=True)).sum(0)",
+        "not each coordinate": "lambda g, c: g.clamp(-c, c).sum(0)",
+        "counts nothing":
+            "lambda g, c: ((c/g.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)*g)"
+            ".sum(0)"},
+    "check_noisy_mean": {
+        "divide the noise": "lambda t, c, s, b, g: t/b + s*c*torch.randn(t.shape, generator=g)",
+        "times max_norm": "lambda t, c, s, b, g: (t + s*torch.randn(t.shape, generator=g))/b",
+        "twice": "lambda t, c, s, b, g: (t + s*c/b*torch.randn(t.shape, generator=g))/b",
+        "generator=generator": "lambda t, c, s, b, g: (t + s*c*torch.randn(t.shape))/b"},
+    "check_loop_sum": {
+        "not one each": "lambda *a: a3.sums(*a, joint=False)",
+        "before adding up": "lambda *a: a3._batch_clip(*a)",
+        "nothing is clipped": "lambda *a: a3.sums(*a, clip=False)"},
+    "check_fast_sum": {
+        "belongs to the gradient": "lambda *a: a3.sums(*a, bias=False)",
+        "not a mean": "lambda W, b, x, y, c: tuple(p/len(x) for p in a3.sums(W, b, x, y, c))",
+        "still a loop": "lambda W, b, x, y, c: tuple(p.detach() for p in a3._loop("
+                        "W.clone(), b.clone(), x, y, c))"},
+    "check_train": {
+        "there is no noise": "TRAIN:0:generator:keep",
+        "draw it anew": "TRAIN:sigma:torch.Generator().manual_seed(1):keep",
+        "still adds its noise": "TRAIN:sigma:generator:skip",
+        "not by the batch that came up": "TRAIN:sigma:generator:size"},
+    "check_move": {
+        "seed both generators": "lambda s, b, z: a4.moved(s, b, z, seeds=(0, 1))",
+        "divide by suspect.bound": "lambda s, b, z: a4.moved(s, b, z, unit=False)",
+        "not the longest": "lambda s, b, z: a4.moved(s, b, z, together=False)"},
+    "check_noise": {
+        "not variances": "lambda s, b, t=300: {k: v**2 for k, v in NOISE(s, b, t).items()}",
+        "an average hides": "lambda s, b, t=300: dict.fromkeys(NOISE(s, b, t),"
+                            " NOISE(s, b, t)['0.weight'])",
+        "compare runs": "lambda s, b, t=300: {k: v + .3 for k, v in NOISE(s, b, t).items()}",
+        "one number per": "lambda s, b, t=300: 1."},
+    "check_coins": {
+        "accuses everybody": "lambda b, n, q: False",
+        "look at how sizes vary":
+            "lambda b, n, q: abs(sum(map(len, b))/len(b) - n*q) < 4*math.sqrt(n*q/len(b))",
+        "compare batches": "lambda b, n, q: abs(sum(map(len, b))/len(b) - n*q)"
+            " < 3.5*math.sqrt(n*q/len(b)) and .6 < torch.tensor([float(len(i)) for i in b]).var()"
+            "/(n*q*(1 - q)) < 1.45",
+        "two standard errors":
+            "lambda b, n, q: abs(sum(map(len, b))/len(b) - n*q) < math.sqrt(n*q/len(b))"},
+    "check_verdict": {
+        "is accused": "lambda s: 'noise'",
+        "try more newcomers": "lambda s: 'nothing'",
+        "ask its batches": "lambda s: (lambda v: 'nothing' if v == 'sampling' else v)(VERDICT(s))",
+        "another part": "lambda s: (lambda v: 'sampling' if v == 'noise' else v)(VERDICT(s))"},
+    "check_mended_step": {
+        "the mean is clipped": "lambda g, c, s, b, r: g.mean(0)*min(1., c/g.mean(0).norm().item())",
+        "is private": "lambda g, c, s, b, r: a3.clipped(g, c)/len(g)",
+        "sigma*max_norm": "lambda g, c, s, b, r: (a3.clipped(g, c)"
+                          " + s*torch.randn(g.shape[1], generator=r))/b",
+        "0/0 is NaN": "lambda g, c, s, b, r: (g/g.norm(dim=1, keepdim=True)"
+                      "*g.norm(dim=1, keepdim=True).clamp(max=c)).sum(0)/b"},
+    "check_ledger_epsilon": {
+        "another stream": "lambda es, d: a5.by(lambda e: (e[0], e[4]))(es, d)",
+        "another digest": "lambda es, d: a5.by(lambda e: (e[0], e[3], e[4]))(es, d)",
+        "is one look": "lambda es, d: a5.cost([tuple(e[1:3]) for e in es], d)",
+        "steps alone": "lambda es, d: a5.by(lambda e: e)([e for e in es"
+                       " if e[0] == 'training steps'], d)"},
+    "check_honest_total": {
+        "epsilons need not": "lambda q, s, n, d, k: (1 + k)*a5.cost([(q, s)]*n, d)",
+        "that you hand in": "lambda q, s, n, d, k: a5.cost([(q, s)]*(n*k), d)",
+        "tuning looked": "lambda q, s, n, d, k: a5.cost([(q, s)]*n, d)"},
+}
+SLOW = {"check_noisy_sum", "check_noise", "check_coins", "check_verdict"}  # seconds each
+
+TRAIN = """def train(x, y, classes, q, sigma, steps, lr, max_norm, generator):
+    n, i = x.shape
+    W, b = torch.zeros(classes, i, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
+    how = {how!r}
+    for _ in range(steps):
+        chosen = torch.rand(n, generator=generator) < q
+        if how == "skip" and not chosen.any():
+            continue
+        size = max(1, int(chosen.sum())) if how == "size" else q*n
+        g_W, g_b = a3.sums(W, b, x[chosen], y[chosen], max_norm)
+        noise = {generator}
+        std = {sigma}*max_norm
+        W = W - lr*(g_W + std*torch.randn(W.shape, generator=noise, dtype=W.dtype))/size
+        b = b - lr*(g_b + std*torch.randn(b.shape, generator=noise, dtype=W.dtype))/size
+    return W, b
+"""
+
+
+def code(check, words, name):
+    "The code of a wrong answer, under the student's name."
+    text = WRONG[check][words]
+    if text.startswith("TRAIN:"):
+        _, sigma, generator, how = text.split(":")
+        return TRAIN.format(sigma=sigma, generator=generator, how=how)
+    return text.replace("{name}", name) if text.startswith("def ") else f"{name} = {text}"

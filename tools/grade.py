@@ -1,0 +1,326 @@
+"""Grade a folder of notebooks: `python tools/grade.py SUBMISSIONS [--out FOLDER]`.
+
+nbgrader does the grading, with a gradebook; what a student wrote runs elsewhere, one process for
+each submission, with limits (see grade_sandbox.py), and only its outputs come back here.
+"""
+import argparse
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import assign
+import grade_sandbox
+import nbformat
+
+ROOT = assign.ROOT
+BIG = 100*2**20  # bytes: larger files are not copied
+ZERO = dict(cells=[], seconds=0.)
+
+
+# --- what was handed in
+
+
+def find(folder):
+    "(student, assignment) -> her notebook, for the layouts that people have."
+    found, known = {}, "|".join(assign.names())
+    for path in sorted(Path(folder).rglob("*.ipynb")):
+        parts = path.relative_to(folder).parts
+        if ".ipynb_checkpoints" in parts or path.is_symlink():
+            continue
+        flat = re.fullmatch(rf"(.+?)[-_ ]({known})\.ipynb", parts[0])
+        if len(parts) == 1 and flat:                                     # ada_a1.ipynb
+            who, name = flat.groups()
+        elif len(parts) in (2, 3) and re.fullmatch(known, path.stem):    # ada/a1.ipynb, ada/a1/a1..
+            who, name = parts[0], path.stem
+        else:
+            continue
+        found[re.sub(r"[^\w.@-]", "_", who).strip("."), name] = path
+    return found
+
+
+def collect(path, to, alone):
+    "Copy a notebook and what lies beside it; links and what is very large stay behind."
+    to.mkdir(parents=True, exist_ok=True)
+    folder = path.parent
+    for item in [path] if alone else sorted(folder.rglob("*")):
+        place = to/item.relative_to(folder) if item != path else to/path.name
+        linked = any(p.is_symlink() for p in (item, *item.parents) if p.is_relative_to(folder))
+        other = item.suffix == ".ipynb" and item != path
+        if item.is_file() and not linked and not other and item.stat().st_size <= BIG:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(item, place)
+
+
+# --- the sandbox
+
+
+class Sandbox:
+    "Runs jobs in a process that has imported the course."
+    def __init__(self, limits, locked=True):
+        self.limits, self.locked = {**grade_sandbox.LIMITS, **limits}, locked
+        self.folder = Path(tempfile.mkdtemp(prefix="grade-"))
+        self.count, self.lock = 0, Lock()
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+        env.pop("PYTHONSTARTUP", None)
+        self.log = open(self.folder/"log", "w")
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT/"tools/grade_sandbox.py")], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self.log, text=True, env=env, cwd=self.folder)
+        if self.process.stdout.readline() != "ready\n":
+            said = (self.folder/"log").read_text()[-2000:]
+            raise RuntimeError(f"the sandbox did not start:\n{said}")
+
+    def run(self, folder, cells):
+        "Outputs of cells, run one after the other in a copy of a folder."
+        with self.lock:
+            self.count += 1
+            place = self.folder/str(self.count)
+        shutil.copytree(folder, place/"work")
+        for item in (place/"work").rglob("*"):
+            item.chmod(0o755 if item.is_dir() else 0o644)
+        result = place/"result.json"
+        job = dict(folder=str(place/"work"), result=str(result), cells=cells, limits=self.limits,
+                   locked=self.locked)
+        with self.lock:
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
+        deadline = time.monotonic() + self.limits["seconds"] + 20
+        while not result.exists() and time.monotonic() < deadline:
+            time.sleep(.02)
+        found = json.loads(result.read_text()) if result.exists() else {
+            **ZERO, "why": "its supervisor was killed"}
+        shutil.rmtree(place, ignore_errors=True)
+        return found
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_graded(cell):
+    return bool(cell.metadata.get("nbgrader", {}).get("grade"))
+
+
+def run_notebook(sandbox, path, fresh):
+    "cell index -> outputs and value, and what went wrong."
+    cells = nbformat.read(path, 4).cells
+    code = [i for i, cell in enumerate(cells) if cell.cell_type == "code"]
+    apart = [[i] for i in code if cells[i].metadata.get("nbgrader", {}).get("grade_id") in fresh]
+    together = [i for i in code if [i] not in apart]
+    results, whys, seconds = {}, [], 0.
+    for indices in [together, *apart]:
+        job = [dict(source=cells[i].source, grade=is_graded(cells[i])) for i in indices]
+        found = sandbox.run(path.parent, job)
+        results |= dict(zip(indices, found["cells"]))
+        whys += [found["why"]] if found["why"] else []
+        seconds += found["seconds"]
+    return dict(results=results, why="; ".join(whys), seconds=seconds)
+
+
+# --- nbgrader
+
+
+def _preprocessor(runs):
+    "nbgrader's step of execution, with the outputs that came from the sandbox."
+    from nbgrader.preprocessors import NbGraderPreprocessor
+
+    class Outputs(NbGraderPreprocessor):
+        def preprocess(self, nb, resources):
+            told = resources["nbgrader"]
+            run = runs[told["student"], told["assignment"]]
+            for i, cell in enumerate(nb.cells):
+                if cell.cell_type == "code":
+                    outputs = graded(cell, run["results"].get(i), run["why"])
+                    cell.outputs = [nbformat.from_dict(output) for output in outputs]
+            return nb, resources
+
+    return Outputs
+
+
+def graded(cell, found, why):
+    "The outputs of a cell as nbgrader reads them: a graded one ends in its points or in an error."
+    if found is None:
+        return [grade_sandbox._error("NotRun", why or "the cell did not run")]
+    outputs, value = found["outputs"], found["value"]
+    if not is_graded(cell):
+        return outputs
+    most = float(cell.metadata.nbgrader.points)
+    if any(output["output_type"] == "error" for output in outputs):
+        return outputs
+    if type(value) is not float or not 0 <= value <= most:
+        return [*outputs, grade_sandbox._error("NoPoints", f"{value!r} is no number of points")]
+    points = dict(output_type="execute_result", metadata={}, execution_count=1,
+                  data={"text/plain": repr(value)})
+    return [*outputs, points]
+
+
+def _autograde(course, who, name, execute):
+    "Let nbgrader grade one submission; what it says if it cannot."
+    from nbgrader.converters import Autograde
+    from nbgrader.preprocessors import Execute
+    config = assign.settings(course, name, who)
+    usual = Autograde.autograde_preprocessors.default_args[0]
+    steps = [execute if step is Execute else step for step in usual] if execute else []
+    try:
+        assign.convert(Autograde, config, autograde_preprocessors=steps)
+    except RuntimeError as error:
+        return f"nbgrader cannot read it: {str(error).strip().splitlines()[-1][:200]}"
+    path = course/"autograded"/who/name/f"{name}.ipynb"
+    return "" if path.exists() else "nbgrader cannot read it"
+
+
+def _zero(course, who, name):
+    "Write zero into the gradebook for what cannot be graded."
+    from nbgrader.api import Gradebook
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        book.update_or_create_student(who)
+        submission = book.update_or_create_submission(name, who)
+        for notebook in submission.notebooks:
+            for grade in notebook.grades:
+                grade.auto_score, grade.needs_manual_grade = 0, False
+        book.db.commit()
+
+
+def scores(course, who, name):
+    "(grade id, points, most) of a submission, from the gradebook."
+    from nbgrader.api import Gradebook
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        notebook = book.find_submission_notebook(name, name, who)
+        grades = [(g.name, g.score or 0., g.max_score) for g in notebook.grades]
+    return sorted(grades)
+
+
+def _feedback(course, who, name):
+    "The page that the student gets back; grades do not hang on it."
+    from nbgrader.converters import GenerateFeedback
+    try:
+        assign.convert(GenerateFeedback, assign.settings(course, name, who))
+    except RuntimeError:
+        pass
+
+
+def _clear(course, who, name):
+    for made in ("submitted", "autograded"):
+        folder = course/made/who/name
+        if folder.exists():
+            for item in folder.rglob("*"):
+                item.chmod(0o755 if item.is_dir() else 0o644)
+            shutil.rmtree(folder)
+
+
+# --- all of it
+
+
+def grade(folder, out, jobs=2, limits={}, locked=True, feedback=True, say=print):
+    "Rows of the table: student, assignment, score, most, points of each question, note."
+    found = find(folder)
+    asked = {name for _, name in found}
+    course = assign.make_course(Path(out)/"course", only=asked)
+    flat = {path.parent for path in found.values()} & {Path(folder)}
+    notes, runs = {}, {}
+    for (who, name), path in found.items():
+        _clear(course, who, name)
+        collect(path, course/"submitted"/who/name, path.parent in flat)
+        (course/"submitted"/who/name/path.name).rename(course/"submitted"/who/name/f"{name}.ipynb")
+        notes[who, name] = _autograde(course, who, name, None)
+    readable = [key for key in found if not notes[key]]
+    fresh = {name: assign.fresh_cells(name) for name in asked}
+    sandbox = Sandbox(limits, locked)
+
+    def work(key):
+        who, name = key
+        path = course/"autograded"/who/name/f"{name}.ipynb"
+        runs[key] = run_notebook(sandbox, path, fresh[name])
+        say(f"  {who} {name}: {runs[key]['seconds']:.1f} s {runs[key]['why']}")
+
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(work, readable))
+    finally:
+        sandbox.close()
+    execute = _preprocessor(runs)
+    rows = []
+    for key in found:
+        if key in runs:
+            notes[key] = _autograde(course, *key, execute) or runs[key]["why"]
+        if key not in runs or notes[key].startswith("nbgrader"):
+            _zero(course, *key)
+        elif feedback:
+            _feedback(course, *key)
+        rows.append((*key, scores(course, *key), notes[key]))
+    write_tables(rows, Path(out))
+    return rows
+
+
+def _number(x):
+    return f"{x:.2f}".rstrip("0").rstrip(".")
+
+
+def write_tables(rows, out):
+    "grades.csv, a line per question, and grades.md, a line per submission."
+    with open(out/"grades.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["student", "assignment", "question", "points", "of", "note"])
+        for who, name, grades, note in rows:
+            for question, points, most in grades:
+                table.writerow([who, name, question, _number(points), _number(most), note])
+    lines = ["| student | assignment | points | by question | note |", "|---|---|---|---|---|"]
+    for who, name, grades, note in rows:
+        total, most = (sum(grade[i] for grade in grades) for i in (1, 2))
+        parts = ", ".join(f"{question.split('-')[-1]} {_number(points)}"
+                          for question, points, _ in grades)
+        note = note.replace("|", "/")
+        lines.append(f"| {who} | {name} | **{_number(total)}** of {_number(most)} | {parts} "
+                     f"| {note} |")
+    (out/"grades.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+UNLOCKED = ("This machine cannot lock folders (Linux 5.13 or newer does): a submission could read "
+            "and delete your files. Grade on Linux or in a container there, or say --unprotected.")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("submissions", help="ada/a1.ipynb, ada/a1/a1.ipynb or ada_a1.ipynb")
+    parser.add_argument("--out", default="out/grades", help="gradebook, feedback and tables")
+    parser.add_argument("--jobs", type=int, default=2, help="submissions at a time")
+    parser.add_argument("--seconds", type=int, default=300, help="for one notebook")
+    parser.add_argument("--memory", type=int, default=3000, help="MB beyond the libraries")
+    parser.add_argument("--unprotected", action="store_true", help="run without locked folders")
+    args = parser.parse_args(argv)
+    if not Path(args.submissions).is_dir():
+        return f"no folder {args.submissions!r}: make grade SUBMISSIONS=dir"
+    if not find(args.submissions):
+        return (f"{args.submissions} holds no notebook of {', '.join(assign.names())}: "
+                "they are called ada/a1.ipynb, ada/a1/a1.ipynb or ada_a1.ipynb")
+    if not (args.unprotected or grade_sandbox.landlock_version()):
+        return UNLOCKED
+    warnings.filterwarnings("ignore", module="nbgrader")  # of SQLAlchemy, about its queries
+    began = time.monotonic()
+    out = Path(args.out).resolve()
+    limits = dict(seconds=args.seconds, memory_mb=args.memory)
+    locked = bool(grade_sandbox.landlock_version())
+    rows = grade(Path(args.submissions).resolve(), out, args.jobs, limits, locked)
+    print((out/"grades.md").read_text())
+    print(f"{len(rows)} submissions in {time.monotonic() - began:.0f} s. Tables: {args.out}/"
+          f"grades.csv, grades.md; gradebook and feedback: {args.out}/course")
+
+
+if __name__ == "__main__":
+    try:
+        import nbgrader  # noqa: F401
+    except ImportError:
+        sys.exit(assign.NEEDED)
+    sys.exit(main())
