@@ -1,4 +1,5 @@
 "The audits accuse the guilty, acquit the innocent, and keep their stated rates of false alarms."
+import json
 import math
 from functools import partial
 
@@ -33,6 +34,7 @@ from dp_course.evidence import (
     trainer_step,
 )
 from dp_course.mutants import SmallTrainer
+from dp_course.records import run_file
 from dp_course.sampling import poisson_indices
 
 CLAIM = dict(q=1/25, sigma=1.6138, steps=625)
@@ -91,6 +93,13 @@ def test_the_released_weights_give_a_mutant_away(name):
     def make(**kinds):
         return MUTANTS[name].of(SmallTrainer(**kinds))
     assert not audit_all(make, ["release"])["release"], MUTANTS[name].wrong
+
+
+def test_the_table_says_that_most_mutants_reach_the_released_weights():
+    rows = json.loads(run_file("2026-11-21-audit-lab.json").read_text())["rows"]
+    seen = {row["name"] for row in rows if "release" in row["caught by"]}
+    assert not seen & {"correct", "correct, with views", "Trainer", "Trainer, with views"}
+    assert MUTANTS.keys() - seen <= {"ash", "aspen", "fir", "poplar", "rowan", "spruce"}
 
 
 def test_mutants_do_not_tell():
