@@ -11,7 +11,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow test-teach assignments grade notebooks export readme bench wheel measure clean
+.PHONY: help setup lab train test test-slow test-teach assignments grade docs notebooks export readme bench wheel measure clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -86,6 +86,16 @@ export: .venv/.ready ## write dp_course/ from the notebooks
 
 readme: .venv/.ready ## write README.md from nbs/index.ipynb
 	@$(BIN)/python tools/notebooks.py readme
+
+# Sphinx and a theme, in the extra `docs`.
+.venv/.docs: .venv/.ready
+	@echo "Installing Sphinx (a quarter of a minute, once) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,docs]'
+	@$(BIN)/python -m pip check
+	@touch $@
+
+docs: .venv/.docs ## build the site from the notebooks with their saved outputs: out/site/html/index.html (about a minute)
+	@$(ONE) $(BIN)/python tools/pages.py $(ARGS)
 
 bench: .venv/.ready ## time ratios against Opacus, torch.func and plain SGD, in one run
 	@$(BIN)/python benchmarks/bench.py $(ARGS)

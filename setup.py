@@ -28,6 +28,7 @@ setup(
     extras_require={
         "dev": cfg["dev_requirements"].split(),
         "teach": cfg["teach_requirements"].split(),
+        "docs": cfg["docs_requirements"].split(),
     },
     entry_points={"console_scripts": cfg["console_scripts"].split("\n")},
     classifiers=[

@@ -1,0 +1,293 @@
+"""Build the site: `python tools/pages.py [FOLDER]`, by default in out/site: html/index.html.
+
+Sphinx gets FOLDER/source: the notebooks with their saved outputs, README as landing page with the
+ladder drawn from the records, and a page for every module that says what `help()` says.
+Nothing is executed, nothing is fetched.
+"""
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = "Sphinx is not installed: make docs installs and runs it"
+TITLE = "What private training reaches on CIFAR-10"
+
+
+def installed():
+    return all(map(importlib.util.find_spec, ("sphinx", "myst_nb", "furo")))
+
+
+def has_tag(cell, tag):
+    return tag in cell.metadata.get("tags", [])
+
+
+# --- notebooks
+
+
+def caption(cell):
+    "First sentence of the prose under a figure: it says what is to be seen."
+    found = re.match(r"\*(?:Figure|Diagram|Film): (.+?)(?:\. |\.?\*$)", cell.source, re.M)
+    return found[1].replace("*", "") if found else "A figure; the text around it says what it shows"
+
+
+def has_figure(cell):
+    return any(kind.startswith("image/") for output in cell.get("outputs", ())
+               for kind in output.get("data", ()))
+
+
+def prepared(notebook):
+    "A notebook as the site shows it: solutions folded, without the line that names the module."
+    notebook.metadata.pop("widgets", None)  # sliders are dead without a kernel
+    kept = []
+    for cell, after in zip(notebook.cells, [*notebook.cells[1:], notebook.cells[0]]):
+        if has_figure(cell):
+            cell.metadata["mystnb"] = {"image": {"alt": caption(after)}}
+        if cell.source.startswith("#| default_exp"):
+            continue
+        if has_tag(cell, "solution"):
+            cell.metadata.tags.append("hide-cell")
+        if cell.cell_type == "markdown":
+            cell.source = cell.source.replace("index.ipynb)", "index.md)")
+        kept.append(cell)
+    notebook.cells = kept
+    return notebook
+
+
+def copy_notebooks(source, nbs=ROOT/"nbs"):
+    "Copy lessons and workshop; (path, title, what it says it does) of each."
+    found = []
+    for path in [*sorted(nbs.glob("[0-9]*.ipynb")), *sorted(nbs.glob("workshop/*.ipynb"))]:
+        to = source/path.relative_to(nbs)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        notebook = prepared(nbformat.read(path, 4))
+        nbformat.write(notebook, to)
+        first = notebook.cells[0].source
+        title = re.search(r"(?m)^# (.+)$", first)[1]
+        said = re.search(r"(?m)^> (.+)$", first)
+        found.append((path.relative_to(nbs), title, said[1] if said else ""))
+    return found
+
+
+# --- the landing page
+
+
+def draw_ladder(file):
+    "Draw our records between the report and the literature; words for whoever cannot see it."
+    import matplotlib
+    matplotlib.use("Agg")
+    from dp_course.ladder import OPEN, plot_ladder
+    from dp_course.results import ladder, results
+    run = [row for row in results() if "runs" in row and not row.get("changed")]
+    rows = [*OPEN, *ladder(run)]
+    plot_ladder(rows, TITLE).figure.savefig(file, dpi=200, bbox_inches="tight")
+    ours = [row for row in rows if row.source == "ours"]
+    best = max(ours, key=lambda row: row.accuracy)
+    return (f"Bars of test accuracy: without privacy up to {max(r.accuracy for r in OPEN):.1f} %, "
+            f"then the report's, ours up to {best.accuracy:.1f} % at eps = {best.eps:g} "
+            f"({best.name}), and published ones at their own eps.")
+
+
+def landing(alt):
+    "README with the ladder under its first paragraph, and links as they are in the site."
+    text = (ROOT/"README.md").read_text(encoding="utf-8")
+    text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](")
+    text = text.replace("[runs](runs)", "`runs/`")
+    head, first, rest = text.split("\n\n", 2)
+    picture = f'<div class="ladder">\n<a href="_static/ladder.png"><img src="_static/ladder.png" ' \
+              f'width="900" alt="{alt}"></a>\n</div>'
+    return "\n\n".join([head, first, picture, rest])
+
+
+def contents(caption, paths, depth=1):
+    "A table of contents that only the sidebar shows."
+    lines = [f":caption: {caption}"] if caption else []
+    lines += [":hidden:", f":maxdepth: {depth}", "", *paths]
+    return "\n".join(["```{toctree}", *lines, "```"])
+
+
+def listing(title, intro, rows):
+    "A page that lists pages: (link, title, description)."
+    lines = [f"- [{name}]({link})" + (f": {said}" if said else "") for link, name, said in rows]
+    stems = [link.rsplit(".", 1)[0] for link, _, _ in rows]
+    return "\n\n".join([f"# {title}", intro, "\n".join(lines), contents("", stems)])
+
+
+# --- what help() says
+
+
+def escaped(text):
+    "Plain text for Markdown; what stands between backticks stays."
+    if text.count("`") % 2:
+        return re.sub(r"([\\`*_<>\[\]|$#])", r"\\\1", text)
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([\\*_<>\[\]|$#])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+class Name(str):
+    "What stands in a signature as it is."
+    __repr__ = str.__str__
+
+
+def signature(thing, method=False):
+    "Parameters with their defaults; a function is a default by its name, a long value by dots."
+    try:
+        said = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return "()"
+    parameters = list(said.parameters.values())[method:]
+    for i, p in enumerate(parameters):
+        if p.default is not p.empty:
+            called = getattr(p.default, "__name__", "") or repr(p.default)
+            short = len(called) < 60 and " at 0x" not in called and "\n" not in called
+            parameters[i] = p.replace(default=Name(called if short else "..."))
+    return str(said.replace(parameters=parameters))
+
+
+def described(text):
+    "A docstring as `dp_course.docs` completes it, in Markdown with fields."
+    parts, fields = [], []
+    for part in inspect.cleandoc(text or "").split("\n\n"):
+        head, _, body = part.partition("\n")
+        if head == "Parameters":
+            for row in body.splitlines():
+                name, _, comment = row.strip().partition(" ")
+                fields.append(f":param {name}: {escaped(comment.strip())}")
+        elif head == "Returns":
+            fields.append(f":returns: {escaped(body.strip())}")
+        else:
+            parts.append("\\\n".join(map(escaped, part.splitlines())))
+    return "\n\n".join([*parts[:1], "\n".join(fields), *parts[1:]]).strip()
+
+
+def directive(kind, name, inside, ticks):
+    fence = "`"*ticks  # the empty line: without one a leading field would be an option
+    return f"{fence}{{py:{kind}}} {name}\n\n{inside}\n{fence}"
+
+
+def methods(cls):
+    "Public methods and properties that say what they do."
+    for name, thing in vars(cls).items():
+        kind = {classmethod: "classmethod", staticmethod: "staticmethod",
+                property: "property"}.get(type(thing), "method")
+        inner = getattr(thing, "__func__", thing)
+        known = inspect.isfunction(inner) or kind == "property"
+        if known and not name.startswith("_") and inner.__doc__:
+            said = "" if kind == "property" else signature(inner, kind != "staticmethod")
+            yield directive(kind, name + said, described(inner.__doc__), 4)
+
+
+def entry(name, thing):
+    if inspect.isclass(thing):
+        inside = "\n\n".join([described(thing.__doc__), *methods(thing)])
+        return directive("class", name + signature(thing), inside, 5)
+    if inspect.isfunction(thing):
+        return directive("function", name + signature(thing), described(thing.__doc__), 5)
+    shown = re.sub(r" at 0x[0-9a-f]+", "", repr(thing).replace("\n", " "))
+    shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
+    return directive("data", name, f"`` {shown} ``", 5)
+
+
+def defined(tree):
+    "Names that a module itself binds, not those that it passes on."
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            yield from (n.id for n in ast.walk(node)
+                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+
+
+def api_page(name, notebook):
+    "(page, its first line) of a module; a name that comes from another module is listed."
+    from dp_course.docs import document
+    module = importlib.import_module(f"dp_course.{name}")
+    document(module)
+    own = set(defined(ast.parse(inspect.getsource(module))))
+    public = [n for n in dict.fromkeys(module.__all__) if not n.startswith("_")]
+    kept = [entry(n, getattr(module, n)) for n in public if n in own]
+    more = ", ".join(f"`{n}`" for n in public if n not in own)
+    said = inspect.cleandoc(module.__doc__ or "").splitlines()[0]
+    head = f"# dp_course.{name}\n\n{escaped(said)}\n\nMade in [{notebook.stem}](../{notebook})."
+    module_line = directive("module", f"dp_course.{name}", "", 3)
+    also = [f"Also importable from here: {more}."] if more else []
+    return "\n\n".join([head, module_line, *kept, *also]), escaped(said)
+
+
+def modules(nbs=ROOT/"nbs"):
+    "module -> its notebook."
+    for path in [*sorted(nbs.glob("[0-9]*.ipynb")), *sorted(nbs.glob("workshop/*.ipynb"))]:
+        code = "\n".join(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code")
+        found = re.search(r"(?m)^#\|\s*default_exp\s+(\S+)", code)
+        if found:
+            yield found[1], path.relative_to(nbs)
+
+
+# --- all of it
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def prepare(source):
+    "Write everything that Sphinx reads."
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(ROOT/"docs", source)
+    for licence in ("LICENSE", "LICENSE-PROSE"):
+        shutil.copy(ROOT/licence, source)
+    pages = copy_notebooks(source)
+    lessons = [str(path.with_suffix("")) for path, _, _ in pages if len(path.parts) == 1]
+    rooms = [(path.name, title, said) for path, title, said in pages if len(path.parts) == 2]
+    write(source/"workshop/index.md", listing(
+        "Workshop", "How the parts are made that a lesson takes for granted.", rooms))
+    rows = []
+    for name, notebook in modules():
+        page, said = api_page(name, notebook)
+        write(source/f"api/{name}.md", page)
+        rows.append((f"{name}.md", name, said))
+    write(source/"api/index.md", listing(
+        "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
+    alt = draw_ladder(source/"static/ladder.png")
+    write(source/"index.md", "\n\n".join([
+        landing(alt), contents("Lessons", lessons),
+        contents("Behind them", ["workshop/index", "api/index"])]))
+
+
+def fresh(folder):
+    "Whether the site in a folder is younger than everything that it is made from."
+    built = Path(folder)/"html/index.html"
+    parts = [ROOT/part for part in ("docs", "nbs", "runs", "dp_course", "README.md", __file__)]
+    files = [file for part in parts for file in (part.rglob("*.*") if part.is_dir() else [part])
+             if file.suffix != ".pyc"]
+    return built.exists() and max(f.stat().st_mtime for f in files) < built.stat().st_mtime
+
+
+def build(folder=ROOT/"out/site"):
+    "Build FOLDER/html; what Sphinx warned of, a line each."
+    sys.path.insert(0, str(ROOT))
+    folder = Path(folder).resolve()
+    source, warned = folder/"source", folder/"warnings.txt"
+    prepare(source)
+    shutil.rmtree(folder/"html", ignore_errors=True)
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-d", folder/"doctrees",
+               "-w", warned, source, folder/"html"]
+    subprocess.run(command, check=True)
+    return warned.read_text(encoding="utf-8").splitlines()
+
+
+if __name__ == "__main__":
+    if not installed():
+        sys.exit(NEEDED)
+    where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT/"out/site"
+    warnings = build(where)
+    print(f"{where}/html/index.html, with {len(warnings)} lines of warnings")
