@@ -10,6 +10,7 @@ copyright = "2026 onwards, the dp_course founders"
 extensions = ["myst_nb"]
 html_theme = "furo"
 html_title = "dp_course"
+html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
@@ -23,10 +24,14 @@ myst_heading_anchors = 3
 myst_links_external_new_tab = False
 python_maximum_signature_line_length = 72
 toc_object_entries_show_parents = "hide"
+nb_code_prompt_show = "Show the solution"
+nb_code_prompt_hide = "Hide the solution"
+BRACES = r"(\{(?:[^{}]|\{[^{}]*\})*\})"
 
 
 def mathml(tex, block=False):
     "MathML of a formula; docutils knows nearly all of our LaTeX, the rest is said in its words."
+    tex = re.sub(rf"(\\underbrace{BRACES})_{BRACES}", r"\\underset\3{\1}", tex)
     tex = re.sub(r"\\(big|Big|bigg|Bigg)(?![A-Za-z])", r"\\\1l", tex)
     tex = tex.replace("\\dots ", "\\ldots ")
     return latex2mathml.tex2mathml(tex, as_block=block)

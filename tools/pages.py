@@ -8,16 +8,21 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = "Sphinx is not installed: make docs installs and runs it"
+PICTURE = """<div class="ladder"><a href="_static/ladder.png"><picture>
+<source media="(max-width: 46em)" srcset="_static/ladder-phone.png">
+<img src="_static/ladder.png" width="900" alt="{alt}"></picture></a></div>"""
 TITLE = "What private training reaches on CIFAR-10"
 
 
@@ -79,6 +84,12 @@ def copy_notebooks(source, nbs=ROOT/"nbs"):
 # --- the landing page
 
 
+def short(row):
+    "A rung's name for a narrow screen."
+    budget = "" if math.isinf(row.eps) else f", eps {row.eps:g}"
+    return textwrap.fill(f"{row.name}{budget}", 26)
+
+
 def draw_ladder(file):
     "Draw our records between the report and the literature; words for whoever cannot see it."
     import matplotlib
@@ -87,7 +98,11 @@ def draw_ladder(file):
     from dp_course.results import ladder, results
     run = [row for row in results() if "runs" in row and not row.get("changed")]
     rows = [*OPEN, *ladder(run)]
-    plot_ladder(rows, TITLE).figure.savefig(file, dpi=200, bbox_inches="tight")
+    axes = plot_ladder(rows, TITLE)
+    axes.figure.savefig(file, dpi=200, bbox_inches="tight")
+    axes.set_yticks(range(len(rows)), [short(row) for row in rows], fontsize=8)
+    axes.figure.set_size_inches(4.4, .8 + .3*len(rows))
+    axes.figure.savefig(file.with_stem("ladder-phone"), dpi=200, bbox_inches="tight")
     ours = [row for row in rows if row.source == "ours"]
     best = max(ours, key=lambda row: row.accuracy)
     return (f"Bars of test accuracy: without privacy up to {max(r.accuracy for r in OPEN):.1f} %, "
@@ -101,8 +116,7 @@ def landing(alt):
     text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](")
     text = text.replace("[runs](runs)", "`runs/`")
     head, first, rest = text.split("\n\n", 2)
-    picture = f'<div class="ladder">\n<a href="_static/ladder.png"><img src="_static/ladder.png" ' \
-              f'width="900" alt="{alt}"></a>\n</div>'
+    picture = PICTURE.format(alt=alt)
     return "\n\n".join([head, first, picture, rest])
 
 
@@ -188,7 +202,8 @@ def methods(cls):
 def entry(name, thing):
     if inspect.isclass(thing):
         inside = "\n\n".join([described(thing.__doc__), *methods(thing)])
-        return directive("class", name + signature(thing), inside, 5)
+        said = signature(thing).removesuffix(" -> None")
+        return directive("class", name + said, inside, 5)
     if inspect.isfunction(thing):
         return directive("function", name + signature(thing), described(thing.__doc__), 5)
     shown = re.sub(r" at 0x[0-9a-f]+", "", repr(thing).replace("\n", " "))
@@ -246,7 +261,8 @@ def prepare(source):
     for licence in ("LICENSE", "LICENSE-PROSE"):
         shutil.copy(ROOT/licence, source)
     pages = copy_notebooks(source)
-    lessons = [str(path.with_suffix("")) for path, _, _ in pages if len(path.parts) == 1]
+    lessons = [f"{path.stem[:2]} {title} <{path.stem}>" for path, title, _ in pages
+               if len(path.parts) == 1]
     rooms = [(path.name, title, said) for path, title, said in pages if len(path.parts) == 2]
     write(source/"workshop/index.md", listing(
         "Workshop", "How the parts are made that a lesson takes for granted.", rooms))
