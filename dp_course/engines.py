@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['refuse_statistics', 'refuse', 'Tape', 'swapped', 'call_with', 'vmappable', 'eager', 'run', 'clip_factors', 'clipped',
-           'nothing', 'one_pass', 'cheapest', 'fast_grad_sum', 'fixed_shape', 'has_bfloat16', 'bf16_engine']
+           'nothing', 'one_pass', 'fast_pools', 'cheapest', 'fast_grad_sum', 'fixed_shape', 'has_bfloat16',
+           'bf16_engine']
 
 # %% ../nbs/workshop/engines.ipynb #d303a903
 from collections import Counter
@@ -433,6 +434,29 @@ def one_pass(
         return nothing(model, x)
     return clipped(run(model, loss_fn, x, y, method), clip)
 
+# %% ../nbs/workshop/engines.ipynb #614eabd2
+def _channels_last(module, args):
+    "Let the channels of every pixel lie side by side."
+    x, *others = args
+    if x.dim() == 4 and x.device.type == "cpu":
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x, *others
+
+
+@contextmanager
+def fast_pools(model):
+    "Pool faster on a CPU; results and model are the same as without."
+    handles = []
+    try:
+        for module in model.modules():
+            if type(module) is nn.MaxPool2d and not module.return_indices:
+                handles.append(module.register_forward_pre_hook(_channels_last))
+                handles.append(module.register_forward_hook(lambda m, a, out: out.contiguous()))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
 # %% ../nbs/workshop/engines.ipynb #257b101a
 def cheapest(weight):
     "Keep gradients where they are small; take norms from inner products where they are big."
@@ -450,7 +474,8 @@ def fast_grad_sum(
 ):            # dict name -> clipped sum; norms (l,b), before clipping
     "Clip and add up in one pass that never computes the unclipped batch gradient."
     # ValueError: a module that it cannot give exact gradients for, and what to use instead
-    return one_pass(model, loss_fn, x, y, clip, cheapest)
+    with fast_pools(model):
+        return one_pass(model, loss_fn, x, y, clip, cheapest)
 
 # %% ../nbs/workshop/engines.ipynb #4626c6e5
 def _filled_up(tree, gap):

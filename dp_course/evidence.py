@@ -6,7 +6,8 @@
 __all__ = ['Finding', 'fresh', 'joined', 'row_of', 'flat', 'Replay', 'stranger', 'nudged', 'draw_ratios', 'least_mu',
            'quiet_tensors', 'Canaries', 'draw_projections', 'marks_of', 'coin_tests', 'draw_counts', 'guesses_epsilon',
            'reading', 'expected_reading', 'distance_of', 'draw_scores', 'canary_distance', 'dirac_model',
-           'dirac_canaries', 'linear_loss', 'torch_step', 'trainer_step', 'trainer_run', 'FullTrainer']
+           'dirac_canaries', 'linear_loss', 'Released', 'release_tests', 'draw_moves', 'replay_release', 'torch_step',
+           'trainer_step', 'trainer_run', 'known_noise', 'FullTrainer']
 
 # %% ../nbs/workshop/evidence.ipynb #816559ec
 import base64
@@ -25,9 +26,11 @@ import torch
 from scipy import special, stats
 from torch import nn
 
+from .accounting import PLDAccountant
 from .batches import count, take, tree_map
 from .core import PALETTE, figure, patch_to
 from .mutants import Shift
+from .randomness import SecretSeed, Stream
 from .sampling import poisson_indices
 from .trainer import Trainer, squared_error
 
@@ -523,6 +526,122 @@ def linear_loss(
     "Pull a canary's own weight upwards, always with the same force."
     return -y*output[:, 0]
 
+# %% ../nbs/workshop/evidence.ipynb #1e7f2df7
+class Released:
+    "How far each canary moved the released weights, and how far noise moves them."
+    # ValueError: no released tensor has one number per canary
+    def __init__(
+        self,
+        train,     # (x, y, seed) -> dict name -> released tensor; a seed fixes coins and noise
+        silent,    # rows (x, y) without gradients
+        canaries,  # as many Dirac canaries
+        runs:int,  # on silent rows, with noise of their own; at least 2
+        seed:int=0,
+    ):
+        calm, *others = [train(*silent, seed + i) for i in range(runs)]
+        stirred, m = train(*canaries, seed), count(canaries[0])
+        homes = [name for name, v in calm.items() if v.numel() == m]
+        if not homes:
+            raise ValueError(f"no released tensor has {m} numbers, one for each canary: train a "
+                             "`dirac_model`")
+        self.home = homes[0]
+        moved = (stirred[self.home] - calm[self.home]).double().flatten()
+        self.noise = torch.stack([flat(tensors) for tensors in (calm, *others)])  # (runs,d)
+        self.sizes = {name: v.numel() for name, v in calm.items()}
+        same = dict(zip(self.sizes, self.noise.split(list(self.sizes.values()), 1)))[self.home]
+        self.std = same.var(0).mean().sqrt().clamp(min=1e-12).item()
+        self.moves = moved*moved.mean().sign()/self.std  # (m,)
+        self.freedom = (runs - 1)*m  # of `std`
+
+    def quiet(self):  # dict name -> (std/that of the canaries' tensor, p-value)
+        "Compare the noise of the other tensors, which the optimizer must treat alike."
+        found = quiet_tensors(self.noise, self.sizes, self.std)
+        return {name: value for name, value in found.items() if name != self.home}
+
+# %% ../nbs/workshop/evidence.ipynb #d3412008
+def _standard_errors(released, q, steps):
+    "Relative errors of the mean move and of its spread, both in units of the measured noise."
+    m = len(released.moves)
+    one = steps*q*(1 - q)
+    kurtosis = 2 + (1 - 6*q*(1 - q))/one  # of a binomial: that of its sample variance, times m
+    return (math.sqrt((1 - q)/(q*steps*m) + .5/released.freedom),
+            .5*math.sqrt(kurtosis/m + 2/released.freedom))
+
+
+def release_tests(
+    released,     # `Released`
+    *,
+    q:float,      # claimed, as are sigma and steps
+    sigma:float,
+    steps:int,
+):                # dict question -> (reading/claim, p-value); normal approximations
+    "Ask how far one example moved the release, and whether coins decided who did."
+    there, spread = _standard_errors(released, q, steps)
+    far = released.moves.mean().item()/(q*math.sqrt(steps)/sigma)
+    wide = released.moves.std().item()/(math.sqrt(q*(1 - q))/sigma)
+    return {"move": (far, float(stats.norm.sf((far - 1)/there))),
+            "spread": (wide, float(2*stats.norm.sf(abs(wide - 1)/spread)))}
+
+
+def draw_moves(
+    moves,        # (m,) in units of the noise
+    q:float,
+    sigma:float,
+    steps:int,
+):                # matplotlib figure
+    "Draw how far the canaries moved the release, over what the plan allows."
+    fig, ax = figure("How far each canary moved the release", "units of the noise's std",
+                     "canaries", size=(5.4, 2.6))
+    at = np.arange(stats.binom.ppf(1e-4, steps, q), stats.binom.ppf(1 - 1e-4, steps, q) + 1)
+    unit = 1/(sigma*math.sqrt(steps))
+    few = moves.clamp(-1, 50*q*math.sqrt(steps)/sigma).numpy()
+    ax.hist(few, 60, color=PALETTE[5], label="seen")
+    ax.plot(at*unit, len(moves)*stats.binom.pmf(at, steps, q), color=PALETTE[0], label="planned")
+    ax.legend()
+    return fig
+
+# %% ../nbs/workshop/evidence.ipynb #88078303
+def _release_numbers(tests, tensors, q, sigma, steps, delta):
+    far, wide = (ratio for ratio, _ in tests.values())
+    read = sigma/max(far, 1e-6)
+    eps = [PLDAccountant().step(q, s, steps).epsilon(delta) if s > .01 else math.inf
+           for s in (min(read, 1e6), sigma)]
+    least = min((ratio for ratio, _ in tensors.values()), default=1.)
+    return {"move / planned": far, "spread / planned": wide, "sigma read": read,
+            "sigma claimed": sigma, "eps read": eps[0], "eps claimed": eps[1],
+            "least std of another tensor / planned": least}
+
+
+_WRONG = {"move": "one example moves the released weights by {:.3g} times what the noise covers",
+          "spread": "who was drawn varies {:.3g} times as much as coins do"}
+
+# %% ../nbs/workshop/evidence.ipynb #813fdf42
+def replay_release(
+    train,             # (x, y, seed) -> dict name -> released tensor; a seed fixes coins and noise
+    silent,            # D: rows (x, y) without gradients, as many as the plan says
+    canaries,          # D + z, for as many z at once: Dirac canaries
+    *,
+    q:float,           # claimed, as are sigma and steps
+    sigma:float,
+    steps:int,
+    delta:float=1e-5,  # for eps
+    runs:int=6,        # on D, with noise of their own
+    alpha:float=1e-3,  # false alarms, at most; normal approximations
+    seed:int=0,
+):                     # `Finding`
+    "Compare released weights: how far does one example move them, and how far does the noise?"
+    released = Released(train, silent, canaries, runs, seed)
+    tests = release_tests(released, q=q, sigma=sigma, steps=steps)
+    tensors = released.quiet()
+    said = [_WRONG[name].format(ratio) for name, (ratio, p) in tests.items() if p < alpha/3]
+    said += [f"{name} has {ratio:.3g} of the planned noise"
+             for name, (ratio, p) in tensors.items() if p < alpha/3/len(tensors)]
+    return Finding("release", tuple(said),
+                   _release_numbers(tests, tensors, q, sigma, steps, delta),
+                   "everything between the data and the released weights, noise and coins too",
+                   "examples that are no canaries, and optimizers that are not linear",
+                   lambda: draw_moves(released.moves, q, sigma, steps))
+
 # %% ../nbs/workshop/evidence.ipynb #50e163e5
 @contextmanager
 def _watched(optimizer):
@@ -597,6 +716,15 @@ def trainer_run(
         grads = {name: kept[0][id(p)] for name, p in trainer.params.items()}
         yield drawn[-1], grads, trainer.model
 
+# %% ../nbs/workshop/evidence.ipynb #375c889f
+@contextmanager
+def known_noise():
+    "Let a trainer's noise depend on seed and step only: in a replay it cancels."
+    def noise(secret, entry):
+        return Stream(secret.key, "known", entry.what, entry.t)
+    with mock.patch.object(SecretSeed, "noise", noise):
+        yield
+
 # %% ../nbs/workshop/evidence.ipynb #98ef6f0c
 @dataclass(frozen=True, kw_only=True)
 class FullTrainer:
@@ -628,3 +756,8 @@ class FullTrainer:
         "As `SmallTrainer.train`."
         done = self.trainer(x, y, secret).fit()
         return {name: p.detach() for name, p in done.params.items()}
+
+    def replayed(self, x, y, secret):
+        "As `train`, with noise that the auditor knows."
+        with known_noise():
+            return self.train(x, y, secret)

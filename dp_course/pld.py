@@ -596,7 +596,8 @@ def _capped(eps, ledger, delta):
 # %% ../nbs/workshop/pld.ipynb #ee6d06bf
 class PLDAccountant(Ledger):
     "Convolves privacy-loss distributions: never below the truth, less than 0.1 % above it."
-    # Neighbours: one example added or removed. Sources: Koskela, Jaelkoe, Honkela 2020 (the FFT);
+    # Neighbours: one example added or removed. Tested: eps lies less than 1e-3, relative, above a
+    # contour integral (test_how_far_above_the_truth). Koskela, Jaelkoe, Honkela 2020 (the FFT);
     # Doroshenko et al. 2022 (arXiv 2207.04380, the grid); Alghamdi et al. 2023 (the tilt)
     def epsilon(
         self,

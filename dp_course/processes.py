@@ -8,7 +8,6 @@ __all__ = ['shard', 'Peers', 'join', 'ProcessTrainer']
 # %% ../nbs/workshop/processes.ipynb #460b9b89
 import hashlib
 import os
-import threading
 from datetime import timedelta
 
 import torch
@@ -178,15 +177,11 @@ class _SharedBook(Book):
         return self._at_the_first(super()._lines, journal)
 
 # %% ../nbs/workshop/processes.ipynb #64b5b78a
-_PROOF = threading.Lock()  # the proof on made-up rows borrows the default dtype of all threads
-
-
 class ProcessTrainer(Trainer):
     "Train in step with others: each process clips its own shard, one noise goes on the sum of all."
     # ValueError: the processes have different plans, networks or data, or have drifted apart
     def __init__(self, model, data, plan, *, peers, **options):  # options: as for `Trainer`
-        with _PROOF:
-            super().__init__(model, data, plan, **options)
+        super().__init__(model, data, plan, **options)
         self.peers = peers
         self._secret = peers.broadcast(self._secret)
         self._book = _SharedBook(plan, peers)

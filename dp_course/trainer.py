@@ -71,9 +71,9 @@ class Trainer(Run):
         check_micro_batch(micro_batch)
         self.optimizer = made_optimizer(optimizer, model)
         refuse_unbounded(self.clip, plan.sigma, len(self.params))
-        largest = min(micro_batch or plan.n, math.ceil(plan.batch_size))
+        likely = plan.batch_size + 6*math.sqrt(plan.batch_size)  # a Poisson batch
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
-                       noised=plan.sigma > 0, largest=largest)
+                       noised=plan.sigma > 0, largest=min(micro_batch or math.ceil(likely), plan.n))
 
 # %% ../nbs/05_trainer.ipynb #dca47613
 @patch_to(Trainer)

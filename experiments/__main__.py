@@ -6,10 +6,11 @@ from experiments import (
     ladders,
     leaves,
     normalization,
+    plain,
     scaling,
     tricks,
     tuning,
 )
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, tuning
+RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

@@ -3,7 +3,9 @@ import dataclasses
 import inspect
 import json
 import math
+import os
 import pickle
+import random
 import warnings
 
 import mpmath
@@ -495,6 +497,16 @@ def test_rare_draws_do_not_drown_in_rounding():
     assert spent(1.249168509771394e-09, .5661402517213797, 516571, 7.74e-14) < 1e-3
 
 
+def test_the_spectrum_keeps_the_digits_of_rare_losses():
+    "The logarithm of almost 1 is the rare part itself; multiplied by the steps it counts."
+    p = np.zeros(64)
+    p[3], p[10] = 1 - 1e-13, 1e-13
+    peak, spectrum = pld._log_spectrum(p)
+    turned = np.exp(-2j*np.pi*7*np.arange(33)/64)
+    assert peak == 3
+    assert spectrum.real == pytest.approx(1e-13*(turned - 1).real, rel=1e-9, abs=1e-24)
+
+
 @by_values("q, sigma, steps, delta", [
     (.04, 1.6138, 625, 1e-5), (.03, 3.05, 11, 1.29e-6), (.0219, 6.14, 6, 9.11e-7),
     (.252, 10.8, 116, .027), (.0772, 146, 6151, 6.47e-11), (.347, 2.45, 374, 4.57e-8)])
@@ -502,6 +514,29 @@ def test_pld_is_tight_against_a_contour_integral(q, sigma, steps, delta):
     "2 parts in 10,000 and a millionth, and never below: no grid and no convolution in the oracle."
     truth = by_contour(q, sigma, steps, delta, spent(q, sigma, steps, delta))
     assert truth*(1 - 1e-9) <= spent(q, sigma, steps, delta) <= truth*(1 + 2e-4) + 1e-6
+
+
+def a_run(rng):
+    "q, sigma, steps, delta of a run that one would plan, eps between .05 and 20 by RDP."
+    while True:
+        q, sigma = 10**rng.uniform(-3.5, -.3), 10**rng.uniform(-.2, 1.5)
+        steps, delta = round(10**rng.uniform(0, 4)), 10**rng.uniform(-10, -3)
+        if .05 < RDPAccountant().step(q, sigma, steps).epsilon(delta) < 20:
+            return q, sigma, steps, delta
+
+
+SETTINGS = int(os.environ.get("PLD_SETTINGS", 4))
+
+
+def test_how_far_above_the_truth():
+    "Never below the contour integral, and less than 1e-3 above; PLD_SETTINGS=100 asks more runs."
+    rng, above = random.Random(0), []
+    for _ in range(SETTINGS):
+        run = a_run(rng)
+        eps = spent(*run)
+        above.append(eps/by_contour(*run, eps) - 1)
+    print(f"{SETTINGS} settings: {min(above):.1e} to {max(above):.1e} above, relative")
+    assert 0 < min(above) and max(above) < 1e-3
 
 
 @pytest.mark.parametrize("plan", [

@@ -370,7 +370,7 @@ def graded(copies, tmp_path_factory):
     (folder/"garbage/a1.ipynb").write_text("{not JSON")
     (folder/"late_a1.ipynb").write_text((folder/"good/a1.ipynb").read_text())
     before = {path: path.read_bytes() for path in folder.rglob("*.ipynb")}
-    limits = dict(seconds=60, cell_seconds=15, memory_mb=1500)
+    limits = dict(seconds=150, cell_seconds=8, memory_mb=1500)
     rows = grade.grade(folder, out, limits=limits, say=lambda text: None)
     return rows, folder, out, before
 
@@ -384,13 +384,11 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
     assert got["blank", "a1"] == got["garbage", "a1"] == 0
     for who in ("crashes", "leaves"):
         assert got[who, "a1"] == 0, who
-    for who in ("loops", "sleeps", "fills", "prints"):  # stopped in one cell, the rest is theirs
-        assert got[who, "a1"] in (0, 20), who
-    assert got["loops_inside", "a1"] == 16
     assert {path: path.read_bytes() for path in folder.rglob("*.ipynb")} == before
     notes = {who: note for who, _, _, note in rows}
-    for who in ("loops", "sleeps"):
-        assert got[who, "a1"] or "more time" in notes[who]
+    for who in ("loops", "sleeps", "fills", "prints"):  # one cell is stopped, the rest is theirs
+        assert got[who, "a1"] == 20 or "more time" in notes[who], who
+    assert got["loops_inside", "a1"] == 16 or "more time" in notes["loops_inside"]
     for who in ("crashes", "leaves"):
         assert "signal" in notes[who] or "ended itself" in notes[who]
     book = nbformat.read(out/"course/autograded/prints/a1/a1.ipynb", 4)
@@ -472,11 +470,11 @@ def test_make_says_what_to_do_without_a_folder(tmp_path):
 def test_a_hundred_submissions(copies, tmp_path, capsys):
     for i in range(100):
         kind = "student" if i % 5 == 0 else "solution"
-        with_cells(copies, tmp_path/"s", f"student{i:03}", kind=kind)
+        with_cells(copies, tmp_path/"s", f"student{i:03}", kind=kind, name="a2")
     began = time.monotonic()
     rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None)
     seconds = time.monotonic() - began
     with capsys.disabled():
-        print(f"\n100 submissions of A1: {seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
+        print(f"\n100 submissions of A2: {seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
     assert sorted(totals(rows).values()) == [0]*20 + [20]*80
     assert seconds < 1200

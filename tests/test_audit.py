@@ -1,4 +1,5 @@
 "The audits accuse the guilty, acquit the innocent, and keep their stated rates of false alarms."
+import json
 import math
 from functools import partial
 
@@ -20,6 +21,7 @@ from dp_course import (
 from dp_course import trainer as trainers
 from dp_course.audit import LAYERS, audit_all, canary_distance
 from dp_course.batches import Views
+from dp_course.dpsgd import loop_grad_sum
 from dp_course.evidence import (
     FullTrainer,
     dirac_canaries,
@@ -27,10 +29,12 @@ from dp_course.evidence import (
     fresh,
     guesses_epsilon,
     linear_loss,
+    replay_release,
     torch_step,
     trainer_step,
 )
 from dp_course.mutants import SmallTrainer
+from dp_course.records import run_file
 from dp_course.sampling import poisson_indices
 
 CLAIM = dict(q=1/25, sigma=1.6138, steps=625)
@@ -68,7 +72,7 @@ CORRECT = {
 @pytest.mark.parametrize("name", CORRECT)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_correct_trainer_passes(name, layer):
-    if layer == "one run" and "views" in name:
+    if layer in ("one run", "release") and "views" in name:
         pytest.skip("the views change nothing between steps")
     finding = audit_all(CORRECT[name], [layer])[layer]
     assert finding, finding
@@ -81,6 +85,21 @@ def test_a_mutant_is_caught_where_it_should_be(name):
     def make(**kinds):
         return mutant.of(SmallTrainer(**kinds))
     assert not audit_all(make, [mutant.layer])[mutant.layer], mutant.wrong
+
+
+@pytest.mark.parametrize("name", ["cedar", "elm", "oak", "olive", "pine"])
+def test_the_released_weights_give_a_mutant_away(name):
+    "A second layer for those of every other one, by a whole run on D and D + z."
+    def make(**kinds):
+        return MUTANTS[name].of(SmallTrainer(**kinds))
+    assert not audit_all(make, ["release"])["release"], MUTANTS[name].wrong
+
+
+def test_the_table_says_that_most_mutants_reach_the_released_weights():
+    rows = json.loads(run_file("2026-11-21-audit-lab.json").read_text())["rows"]
+    seen = {row["name"] for row in rows if "release" in row["caught by"]}
+    assert not seen & {"correct", "correct, with views", "Trainer", "Trainer, with views"}
+    assert MUTANTS.keys() - seen <= {"ash", "aspen", "fir", "poplar", "rowan", "spruce"}
 
 
 def test_mutants_do_not_tell():
@@ -134,6 +153,56 @@ def test_anybodys_torch_program_in_one_line():
             optimizer.step()
         return model, optimizer, train
     assert not replay_sensitivity(torch_step(begin), (torch.randn(9, 4), torch.randn(9)), bound=1/9)
+
+
+def test_a_plain_torch_step_that_clips_each_example_passes():
+    "No line of ours in it: a loop over rows, `clip_grad_norm_`, noise, a division by nine."
+    def begin():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
+
+        def train(x, y):
+            total = [torch.zeros_like(p) for p in model.parameters()]
+            for row, label in zip(x, y):
+                optimizer.zero_grad()
+                (model(row)[0] - label).square().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.)
+                total = [t + p.grad for t, p in zip(total, model.parameters())]
+            for t, p in zip(total, model.parameters()):
+                p.grad = (t + torch.randn(t.shape))/9
+            optimizer.step()
+        return model, optimizer, train
+    assert replay_sensitivity(torch_step(begin), (torch.randn(9, 4), torch.randn(9)), bound=1/9)
+
+
+# --- whole runs
+
+
+def some_run(x, y, seed, sigma=1.6138, rate=1/25, forgotten=1.):
+    g, m = fresh(seed), len(x)
+    drawn = torch.binomial(torch.full((m,), 625.), torch.tensor(rate), generator=g)
+    noise = 25*sigma*torch.randn(m + 3, generator=g)
+    return {"weight": .1*(y*drawn + noise[:m]), "bias": .1*forgotten*noise[m:]}
+
+
+def released(m=1000, **kwargs):
+    rows, silent = dirac_canaries(m), (torch.zeros(m, m), torch.zeros(m))
+    return replay_release(partial(some_run, **kwargs), silent, rows, **CLAIM)
+
+
+def test_released_weights_are_read_to_a_few_per_cent():
+    found = released()
+    assert found and abs(found.numbers["eps read"] - 2.985) < .2
+    assert not released(sigma=.9*1.6138) and not released(rate=.048)
+    assert "bias has 0 of" in str(released(forgotten=0.))
+    none = released(sigma=0.)
+    assert not none and none.numbers["eps read"] == math.inf
+
+
+def test_a_release_without_the_canaries_is_refused():
+    with pytest.raises(ValueError, match="one for each canary"):
+        replay_release(lambda x, y, seed: {"w": torch.zeros(3)}, NOBODY, NOBODY, **CLAIM)
 
 
 # --- noise
@@ -263,6 +332,21 @@ def test_auditing_a_trainer_leaves_it_alone():
     assert trainer.t == 0 and trainer.computed == 0
     assert not trainer.model[0].weight.any()
     assert (trainers.poisson_indices, trainers.noisy_mean) == patched
+
+
+def test_spectral_norm_is_refused_in_words_or_keeps_the_bound():
+    "Its power iteration changes buffers in every pass, from the weights alone."
+    def trainer(**options):
+        torch.manual_seed(0)
+        normed = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))
+        plan = PrivacyPlan(n=24, batch_size=4, steps=5, eps=3, delta=1e-5)
+        return Trainer(nn.Sequential(normed, nn.Tanh(), nn.Linear(4, 3)), rows, plan, **options)
+    rows = torch.randn(24, 5, generator=fresh(0)), torch.arange(24) % 3
+    with pytest.raises(ValueError, match="ParametrizedLinear.*pass loop_grad_sum"):
+        trainer()
+    batch = rows[0][:8], rows[1][:8]
+    step = trainer_step(trainer(engine=loop_grad_sum))
+    assert replay_sensitivity(step, batch, bound=1/4, tries=30, climbs=10)
 
 
 def test_a_finding_shows_itself():

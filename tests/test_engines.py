@@ -1224,3 +1224,26 @@ def test_an_example_moves_the_bfloat16_sum_by_no_more_than_the_bound(name):
 
 def test_the_default_is_the_one_of_the_lesson():
     assert fast_grad_sum is gradients.fast_grad_sum and "fast_grad_sum" in gradients.__all__
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_pools_are_exact_and_leave_no_hook(k):
+    "Windows that overlap, ties among their pixels, a pool that is used twice, hooks of one's own."
+    torch.manual_seed(0)
+    pool = nn.MaxPool2d(2, 1)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), pool, nn.Conv2d(3, 4, 2), nn.ReLU(), pool,
+                        nn.Flatten(), nn.Linear(64, 3)).double()
+    seen = []
+    pool.register_forward_hook(lambda module, args, out: seen.append(out.is_contiguous()))
+    before = [dict(m._forward_hooks) for m in net.modules()]
+    x = torch.randint(3, (6, *([k] if k else []), 1, 9, 9)).double()
+    y = torch.randint(3, (6,))
+    rows = Views(x) if k else x
+    loss = partial(F.cross_entropy, reduction="none")
+    want, norms = loop_grad_sum(net, loss, rows, y, FlatClip(.5))
+    got, got_norms = fast_grad_sum(net, loss, rows, y, FlatClip(.5))
+    torch.testing.assert_close(got_norms, norms, rtol=1e-12, atol=1e-12)
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-10, atol=1e-10)
+    assert seen and [dict(m._forward_hooks) for m in net.modules()] == before
+    assert not any(m._forward_pre_hooks for m in net.modules())

@@ -508,7 +508,14 @@ def frozen():
     return net
 
 
+def idle_batch_norm():
+    "Frozen and in eval mode; the trainer's own `train()` would wake it up."
+    norm = nn.BatchNorm1d(5).double().eval().requires_grad_(False)
+    return nn.Sequential(norm, linear())
+
+
 @pytest.mark.parametrize("options, words", [
+    (dict(model=idle_batch_norm()), "keeps running statistics.*GroupNorm"),
     (dict(model=None), "nothing to train"), (dict(model=frozen()), "nothing to train"),
     (dict(callbacks=print), "pass a list of functions"), (dict(callbacks=[3]), "pass a list"),
     (dict(model=nn.Linear(4, 3).double()), "the model fails"),
@@ -517,3 +524,16 @@ def frozen():
 def test_what_cannot_be_trained_is_refused_in_words(options, words):
     with pytest.raises(ValueError, match=words):
         Trainer(**{"model": linear(), "data": toy(), "plan": Plan(12, 4, 8, 1.), **options})
+
+
+def test_the_proof_covers_the_largest_batch_that_will_come(monkeypatch):
+    "A Poisson batch is often larger than the expected one; six standard deviations never come."
+    asked = []
+    monkeypatch.setattr("dp_course.trainer.prove_separate",
+                        lambda *args, largest, **more: asked.append(largest))
+    plan = Plan(400, 100, 8, 1.)
+    for micro_batch, wanted in ((None, 160), (32, 32), (1000, 400)):
+        Trainer(linear(), toy(400), plan, micro_batch=micro_batch)
+        assert asked.pop() == wanted
+    Trainer(linear(), toy(400), Plan(400, 390, 8, 1.))
+    assert asked.pop() == 400

@@ -175,8 +175,8 @@ def _autograde(course, who, name, execute):
     steps = [execute if step is Execute else step for step in usual] if execute else []
     try:
         assign.convert(Autograde, config, autograde_preprocessors=steps)
-    except RuntimeError as error:
-        return f"nbgrader cannot read it: {str(error).strip().splitlines()[-1][:200]}"
+    except RuntimeError:
+        return "nbgrader cannot read it: is it a notebook?"
     path = course/"autograded"/who/name/f"{name}.ipynb"
     return "" if path.exists() else "nbgrader cannot read it"
 

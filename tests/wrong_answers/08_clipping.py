@@ -1,0 +1,51 @@
+"Wrong answers to the exercises of 08_clipping: check -> words of the diagnosis -> code."
+FAIR = '''def smallest_fair(pulls):
+    sign = pulls.mean().sign()
+    for k in range(1, 10_000):
+        clipped = pulls.clamp(-k/2, k/2)
+        if clipped.mean().sign() == sign:
+            return k/2
+'''
+UPDATE = '''def next_threshold(C, norms, noise, batch_size, quantile, lr):
+    bits = torch.where(norms <= C, .5, -.5)
+    fraction = (bits.sum().item() + noise)/batch_size + .5
+    return C*math.exp(-lr*(fraction - quantile))
+'''
+JUDGE = '''def judge(a, b):
+    d = a - b
+    t = (d.mean()/(d.std()/len(d)**.5)).item()
+    if abs(t) <= 2.78:
+        return "no verdict"
+    return "better" if t > 0 else "worse"
+'''
+WRONG = {
+    "check_smallest_fair": {
+        "a mean of 0 has no sign": FAIR.replace("== sign", "in (sign, 0)"),
+        "from above only": FAIR.replace("clamp(-k/2, k/2)", "clamp(max=k/2)"),
+        "nobody is clipped": "lambda pulls: math.ceil(2*pulls.abs().max().item())/2"},
+    "check_next_threshold": {
+        "which is private": UPDATE.replace("/batch_size", "/max(1, len(norms))"),
+        "the wrong way": UPDATE.replace("(-lr", "(lr"),
+        "not centred": UPDATE.replace(".5, -.5)", "1., 0.)").replace("batch_size + .5",
+                                                                     "batch_size"),
+        "add the 1/2 back": UPDATE.replace("batch_size + .5", "batch_size"),
+        "divide it by the batch size, too": UPDATE.replace("(bits.sum().item() + noise)/batch_size",
+                                                           "bits.sum().item()/batch_size + noise"),
+        "the fraction leaks": UPDATE.replace(" + noise", ""),
+        "you count those who are clipped": UPDATE.replace("norms <= C", "norms > C"),
+        "norm of exactly C": UPDATE.replace("norms <= C", "norms < C")},
+    "check_gradient_sigma": {
+        "not the shares themselves": "lambda s, b: 1/(1/s - 1/(2*b))",
+        "its share is 1/(2 bit_sigma)": "lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan",
+        "must be paid for": "lambda s, b: s",
+        "so take it away": "lambda s, b: (s**-2 + (2*b)**-2)**-.5",
+        "take the root": "lambda s, b: s**-2 - (2*b)**-2"},
+    "check_judge": {
+        "two means always differ": "lambda a, b: 'better' if a.mean() > b.mean() else 'worse'",
+        "not 2 or less": JUDGE.replace("2.78", "1."),
+        "never learns anything": "lambda a, b: 'no verdict'",
+        "seed by seed": JUDGE.replace("d.std()", "(a.var() + b.var())**.5"),
+        "the other way round": JUDGE.replace("d = a - b", "d = b - a"),
+        "that is a verdict, too": JUDGE.replace("abs(t)", "t")},
+}
+SLOW = {"check_judge"}  # hundreds of experiments each

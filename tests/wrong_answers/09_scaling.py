@@ -1,0 +1,49 @@
+"Wrong answers to the exercises of 09_scaling: check -> words of the diagnosis -> code."
+BATCH = '''def smallest_batch(n, eps, delta, epochs, wanted):
+    goal = wanted*snr_ceiling(n, eps=eps, delta=delta)
+    b = 128
+    while sigma_table(n, [b], eps=eps, delta=delta, epochs=epochs)[0]["snr"] < goal:
+        b *= 2
+    return b
+'''
+ADVISE = '''def advise(n, eps, delta, lr, batch_size, steps, factor):
+    def row(b, t):
+        return sigma_table(n, [b], eps=eps, delta=delta, steps=t)[0]
+    def run(r):
+        return r["batch_size"], r["steps"], r["sigma"]
+    tries = [row(batch_size*2**i, steps*factor//2**i) for i in range(factor.bit_length())]
+    best = max(tries, key=lambda r: r["snr"])
+    old = run(row(batch_size, steps))
+    return best["batch_size"], best["steps"], matched_lr(lr, old, run(best))
+'''
+ENOUGH = '''def enough_steps(found):
+    best = max(found, key=lambda t: found[t].mean())
+    def error(t):
+        return (found[t].var()/len(found[t]) + found[best].var()/len(found[best]))**.5
+    return min(t for t in found if found[best].mean() - found[t].mean() <= 2*error(t))
+'''
+WRONG = {
+    "check_crossover": {
+        "square both sides": "lambda m, s, d: s*(d/m)**.5",
+        "its square is d": "lambda m, s, d: s**2/m",
+        "is a square already": "lambda m, s, d: s**2*d/m**2"},
+    "check_smallest_batch": {
+        "one step too far": BATCH.replace("return b", "return 2*b"),
+        "one step too early": BATCH.replace("return b", "return b//2"),
+        "begin at 128": BATCH.replace("b = 128", "b = 64")},
+    "check_advise": {
+        "the rate must move": ADVISE.replace("matched_lr(lr, old, run(best))", "lr"),
+        "interchanged": ADVISE.replace("old, run(best)", "run(best), old"),
+        "the smallest proxy": ADVISE.replace("= max(", "= min("),
+        "made for mini-batch noise": ADVISE.replace(
+            "matched_lr(lr, old, run(best))", 'lr*best["batch_size"]/batch_size')},
+    "check_enough_steps": {
+        "that is the best mean": "lambda found: max(found, key=lambda t: found[t].mean())",
+        "spreads by std/sqrt(n)": ENOUGH.replace("/len(found[t])", "").replace("/len(found[best])",
+                                                                               ""),
+        "add the variances of both": ENOUGH.replace(" + found[best].var()/len(found[best])", ""),
+        "not one": ENOUGH.replace("2*error", "error"),
+        "not with the last T": ENOUGH.replace("max(found, key=lambda t: found[t].mean())",
+                                              "max(found)")},
+}
+SLOW = {"check_advise", "check_smallest_batch"}  # an accountant's search for every answer
