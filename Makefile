@@ -82,12 +82,11 @@ test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and
 	@touch $@
 
 chromium:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
-	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-	  && apt-get update -qq && apt-get install -y -qq chromium; } || { \
-	  echo "Chromium is missing: install it with your system's packages (sudo apt-get install chromium)"; exit 1; }
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	  test "$$(id -u)" = 0 && command -v apt-get && apt-get update -qq && apt-get install -y -qq chromium; } || { \
+	  echo "Chromium is missing, and only root can install it: sudo apt-get install chromium"; exit 1; }
 
-test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, two lessons, pictures in out/browser (about five minutes)
+test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, two lessons, pictures in out/browser (two minutes)
 	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/test_browser.py $(ARGS)
 
 measure: .venv/.ready ## how densely the notebooks are written
