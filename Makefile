@@ -11,7 +11,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow test-teach assignments grade notebooks export readme bench wheel measure clean
+.PHONY: help setup lab train test test-slow test-teach test-browser chromium assignments grade notebooks export readme bench wheel measure clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -74,6 +74,20 @@ grade: .venv/.teach ## grade a folder of notebooks: make grade SUBMISSIONS=dir [
 
 test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and a hundred submissions (about five minutes)
 	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_assignments.py $(ARGS)
+
+# Playwright has a folder of its own beside the environment; it drives the system's Chromium.
+.venv/browser/.ready: .venv/.ready
+	@echo "Installing Playwright (half a minute, once) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --target .venv/browser playwright==1.65.2
+	@touch $@
+
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	  test "$$(id -u)" = 0 && command -v apt-get && apt-get update -qq && apt-get install -y -qq chromium; } || { \
+	  echo "Chromium is missing, and only root can install it: sudo apt-get install chromium"; exit 1; }
+
+test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, two lessons, pictures in out/browser (two minutes)
+	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/test_browser.py $(ARGS)
 
 measure: .venv/.ready ## how densely the notebooks are written
 	@$(BIN)/python tools/measure.py
