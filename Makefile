@@ -11,7 +11,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow test-teach assignments grade docs notebooks export readme bench wheel measure clean
+.PHONY: help setup lab train test test-slow test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel measure clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -75,6 +75,20 @@ grade: .venv/.teach ## grade a folder of notebooks: make grade SUBMISSIONS=dir [
 test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and a hundred submissions (about five minutes)
 	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_assignments.py $(ARGS)
 
+# Playwright has a folder of its own beside the environment; it drives the system's Chromium.
+.venv/browser/.ready: .venv/.ready
+	@echo "Installing Playwright (half a minute, once) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --target .venv/browser playwright==1.65.2
+	@touch $@
+
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	  test "$$(id -u)" = 0 && command -v apt-get && apt-get update -qq && apt-get install -y -qq chromium; } || { \
+	  echo "Chromium is missing, and only root can install it: sudo apt-get install chromium"; exit 1; }
+
+test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, two lessons, pictures in out/browser (two minutes)
+	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/test_browser.py $(ARGS)
+
 measure: .venv/.ready ## how densely the notebooks are written
 	@$(BIN)/python tools/measure.py
 
@@ -95,7 +109,10 @@ readme: .venv/.ready ## write README.md from nbs/index.ipynb
 	@touch $@
 
 docs: .venv/.docs ## build the site from the notebooks with their saved outputs: out/site/html/index.html (about a minute)
-	@$(ONE) $(BIN)/python tools/pages.py $(ARGS)
+	@$(ONE) $(BIN)/python tools/pages.py
+
+test-docs: docs chromium .venv/browser/.ready ## the site, read by a parser and by Chromium on a phone's width (two minutes)
+	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/test_site.py $(ARGS)
 
 bench: .venv/.ready ## time ratios against Opacus, torch.func and plain SGD, in one run
 	@$(BIN)/python benchmarks/bench.py $(ARGS)
