@@ -110,11 +110,17 @@ def draw_ladder(file):
             f"({best.name}), and published ones at their own eps.")
 
 
+def kept_links(text, folder):
+    "Text whose links to what is not in the site are words."
+    def kept(found):
+        return found[0] if (folder/found[2]).is_file() else found[1]
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)\)", kept, text)
+
+
 def landing(alt):
     "README with the ladder under its first paragraph, and links as they are in the site."
     text = (ROOT/"README.md").read_text(encoding="utf-8")
     text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](")
-    text = text.replace("[runs](runs)", "`runs/`")
     head, first, rest = text.split("\n\n", 2)
     picture = PICTURE.format(alt=alt)
     return "\n\n".join([head, first, picture, rest])
@@ -274,15 +280,18 @@ def prepare(source):
     write(source/"api/index.md", listing(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
     alt = draw_ladder(source/"static/ladder.png")
+    teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
+    write(source/"assignments/README.md", kept_links(teach, source/"assignments"))
     write(source/"index.md", "\n\n".join([
-        landing(alt), contents("Lessons", lessons),
-        contents("Behind them", ["workshop/index", "api/index"])]))
+        kept_links(landing(alt), source), contents("Lessons", lessons),
+        contents("Behind them", ["workshop/index", "api/index", "assignments/README"])]))
 
 
 def fresh(folder):
     "Whether the site in a folder is younger than everything that it is made from."
     built = Path(folder)/"html/index.html"
-    parts = [ROOT/part for part in ("docs", "nbs", "runs", "dp_course", "README.md", __file__)]
+    inputs = ("docs", "nbs", "runs", "dp_course", "assignments", "README.md", __file__)
+    parts = [ROOT/part for part in inputs]
     files = [file for part in parts for file in (part.rglob("*.*") if part.is_dir() else [part])
              if file.suffix != ".pyc"]
     return built.exists() and max(f.stat().st_mtime for f in files) < built.stat().st_mtime
