@@ -1428,7 +1428,7 @@ def doubles_above_50(model, loss_fn, x, y, clip):
 
 @pytest.mark.parametrize("engine, words", [
     (by_another_norm, "not its own"), (for_some, "asked its clip about"),
-    (trains, "changes parameters"), (doubles_above_50, "not its own: at a batch of 60"),
+    (trains, "changes parameters"), (doubles_above_50, "not its own: at a batch of (60|107)"),
     (lambda model, x: None, "An engine is")])
 def test_engines_that_only_look_right_are_refused(engine, words):
     with pytest.raises(ValueError, match=words):

@@ -19,7 +19,7 @@ from dp_course.data import Examples, load
 from dp_course.dpsgd import FlatClip, loop_grad_sum
 from dp_course.engines import fast_grad_sum
 from dp_course.models import resnet20, wide_resnet
-from dp_course.presets import make_config, make_plan
+from dp_course.presets import FEATURES, make_config, make_plan
 from dp_course.records import read_record
 from dp_course.train import make_trainer, run
 from dp_course.trainer import Trainer
@@ -398,7 +398,8 @@ def test_the_plan_pays_for_the_mean():
 
 @by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6)])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
-    monkeypatch.setattr("dp_course.train.leafed", partial(L.leafed, recipe=FEW, cache=tmp_path))
+    small = partial(L.leafed, recipe=FEW, cache=tmp_path)
+    monkeypatch.setitem(FEATURES, "leaves", small)
     config = make_config(preset)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=4),
                 Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
