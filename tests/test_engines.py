@@ -1012,8 +1012,10 @@ def test_no_example_counts_more_than_the_bound(engine, autocast):
 
 
 HALF = {
-    "table": (nn.Sequential(nn.Linear(8, 16), nn.PReLU(), nn.LayerNorm(16), nn.Linear(16, 3)),
-              (8,)),
+    # A kink of .2: where bfloat16 takes another side of zero than float64, little changes. With
+    # PReLU's own slope of .25 one draw in a hundred differs by more than the test allows.
+    "table": (nn.Sequential(nn.Linear(8, 16), nn.PReLU(init=.8), nn.LayerNorm(16),
+                            nn.Linear(16, 3)), (8,)),
     "image": (nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.PReLU(), nn.Flatten(),
                             nn.Linear(576, 3)), (3, 8, 8)),
     "wide": (nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(),
