@@ -28,13 +28,14 @@ setup: .venv/.ready ## create .venv with the pinned packages (about 2 minutes an
 	@echo "  3/3 checking that they fit together"; $(BIN)/python -m pip check
 	@touch $@
 
+# tools/lab: JupyterLab's settings, so that its first question is not whether you want news.
 # A student's copy is made once and never overwritten; SOURCE=1 opens the notebooks from which it is made.
 HOME_OF_LAB := $(if $(filter 1,$(SOURCE)),nbs,student)
 
 lab: .venv/.ready ## open the course in JupyterLab, in your own copy: student/ (authors: make lab SOURCE=1)
 	@$(if $(filter 1,$(SOURCE)),,$(BIN)/python tools/student.py)
 	@echo "Starting JupyterLab on $(HOME_OF_LAB)/index.ipynb (stop it with Ctrl-C) ..."
-	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=. $(HOME_OF_LAB)/index.ipynb $(ARGS)
+	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=. --LabApp.app_settings_dir=$(CURDIR)/tools/lab $(HOME_OF_LAB)/index.ipynb $(ARGS)
 
 train: .venv/.ready ## train under (3, 1e-5)-DP: make train [PRESET=resnet20-eps3] [ARGS="--steps 3"]
 	@$(HEAP) $(BIN)/dp-train $(PRESET) $(ARGS)

@@ -1,7 +1,8 @@
 """The assignments can be taught with: solutions pass, blanks get nothing, mistakes are named,
 copies hold no answer, and a submission can harm nobody but itself.
 
-What needs nbgrader (make test-teach installs it) is skipped without it, with one line.
+What needs nbgrader takes minutes: make test-teach installs it and runs everything; make test
+skips it, with one line, whether nbgrader is there or not.
 """
 import importlib.util
 import json
@@ -33,9 +34,10 @@ import wrong_handins  # noqa: E402
 from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
 
 CHECKS = dict(a1=a1, a2=a2, a3=a3, a4=a4, a5=a5)
+SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
 needs_nbgrader = pytest.mark.skipif(
-    not importlib.util.find_spec("nbgrader"),
-    reason="nbgrader is not installed: make test-teach installs and runs it")
+    not importlib.util.find_spec("nbgrader") or "DP_COURSE_SLOW" not in os.environ,
+    reason="minutes, and nbgrader: make test-teach installs and runs it")
 needs_lock = pytest.mark.skipif(
     not grade_sandbox.landlock_version(), reason="this kernel cannot lock folders (Landlock)")
 
@@ -109,9 +111,6 @@ def test_there_are_five_with_at_least_four_questions():
         assert len(graded) >= 4 and sum(cell["points"] for cell in graded) == 20
         assert len({cell["grade_id"] for cell in graded}) == len(graded)
         assert re.search(r"\d+-\d+ minutes", cells(name)[0].source)
-
-
-SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, marks=[SLOWLY]*(
@@ -466,7 +465,6 @@ def test_make_says_what_to_do_without_a_folder(tmp_path):
 
 @needs_nbgrader
 @needs_lock
-@pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="minutes: set DP_COURSE_SLOW=1")
 def test_a_hundred_submissions(copies, tmp_path, capsys):
     for i in range(100):
         kind = "student" if i % 5 == 0 else "solution"
