@@ -11,7 +11,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel measure clean
+.PHONY: help setup lab train test test-slow test-path test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel measure clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -58,6 +58,9 @@ test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do:
 	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/test_scattering.py -k kymatio $(ARGS)
 	@echo "3/3 twenty kills ..."
 	@DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_faults.py -k twenty
+
+test-path: .venv/.ready ## every lesson with the installed wheel, from another folder, as a student has it (about ten minutes)
+	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_student_path.py -s $(ARGS)
 
 # nbgrader comes with the extra `teach`: it brings a gradebook (SQLAlchemy, Alembic) that students do not need.
 .venv/.teach: .venv/.ready

@@ -4,11 +4,13 @@ A submission is a folder with four files: the record of the run, the released mo
 and its ledger. The last two hold the secret seed: they are for the grader's eyes only, who
 repeats the run with it. Whoever verifies needs no trust in the one who trained.
 """
+import hashlib
 import json
 import math
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from dp_course.accounting import PLDAccountant
@@ -213,7 +215,14 @@ CHECKS = {
 def findings(
     folder="submission",
 ):  # list of (what was checked, "" or why it is refused)
-    "Verify a submission, as the grader does."
+    "Verify a submission, as the grader does; the same files are verified once."
+    paths = [Path(folder)/name for name in FILES]
+    bytes_of = [path.read_bytes() if path.is_file() else b"" for path in paths]
+    return list(_findings(str(folder), tuple(hashlib.sha256(b).hexdigest() for b in bytes_of)))
+
+
+@lru_cache(maxsize=16)
+def _findings(folder, digests):
     try:
         it = Submission.read(folder)
     except Doubt as doubt:
