@@ -6,7 +6,7 @@
 __all__ = ['TASKS', 'NETS', 'TRAININGS', 'transfer_cnn', 'ResidualPair', 'halving_stage', 'public_net', 'labels_of_task',
            'PublicTraining', 'public_images', 'public_step', 'PublicRun', 'pick_up_public', 'slice_of_training', 'main']
 
-# %% ../nbs/workshop/public_nets.ipynb #c545eec7
+# %% ../nbs/workshop/public_nets.ipynb #1f78ece7
 import argparse
 import json
 import math
@@ -24,7 +24,7 @@ from .checkpoints import load_checked, save_atomic
 from .core import keep_memory, machine, patch_to
 from .data import load
 from .models import WSConv2d, sixteen_groups
-from .pretrain import encoder_state, load_start
+from .pretrain import encoder_state
 from .records import Record, code_version
 from .views import views
 
@@ -103,7 +103,7 @@ def labels_of_task(
     table[order[:chosen]] = torch.arange(chosen) % groups
     return table[labels]
 
-# %% ../nbs/workshop/public_nets.ipynb #32c39078
+# %% ../nbs/workshop/public_nets.ipynb #e20d3f18
 NETS = {"transfer_cnn": transfer_cnn, "public_net": public_net}
 
 
@@ -138,7 +138,7 @@ class PublicTraining:
         "How many the task has."
         return TASKS[self.task][1]
 
-
+# %% ../nbs/workshop/public_nets.ipynb #6a036855
 _CNN = PublicTraining("max-100", "transfer_cnn", epochs=16., lr=.05)
 TRAININGS = {config.name: config for config in (
     PublicTraining(),
@@ -148,7 +148,7 @@ TRAININGS = {config.name: config for config in (
     replace(_CNN, name="wide-100", width=10_240, start="max-100", epochs=5.),
 )}
 
-# %% ../nbs/workshop/public_nets.ipynb #85307d39
+# %% ../nbs/workshop/public_nets.ipynb #26e04747
 @patch_to(PublicTraining)
 def network(self, in_channels=3, image_size=32, folder=None):
     "Build the network with its first weights; a start is an encoder's file in `folder`."
@@ -173,7 +173,7 @@ def _take_convolutions(model, path):
                 own[name].copy_(v)
                 own[name].requires_grad_(False)
 
-# %% ../nbs/workshop/public_nets.ipynb #3dfaf59d
+# %% ../nbs/workshop/public_nets.ipynb #6da3937b
 @lru_cache(maxsize=1)
 def public_images(
     task:str,    # a key of `TASKS`
@@ -188,7 +188,7 @@ def public_images(
         parts |= {f"{part}_x": x[y >= 0], f"{part}_y": y[y >= 0]}
     return data.replace(**parts, classes=tuple(map(str, range(TASKS[task][1]))))
 
-# %% ../nbs/workshop/public_nets.ipynb #5065a6ad
+# %% ../nbs/workshop/public_nets.ipynb #ddb2fafc
 def _chosen(config, n, t):
     "Which examples step t sees: epoch by epoch a new order."
     places = torch.arange(t*config.batch_size, (t + 1)*config.batch_size)
@@ -221,7 +221,7 @@ def public_step(
     optimizer.step()
     return loss.item()
 
-# %% ../nbs/workshop/public_nets.ipynb #e524c556
+# %% ../nbs/workshop/public_nets.ipynb #4f9e5911
 class PublicRun:
     "A training on public images that can be cut anywhere and picked up."
     def __init__(self, config:PublicTraining, data, out="out"):
@@ -253,7 +253,7 @@ class PublicRun:
         }, self.file(".checkpoint"))
         _save_public_encoder(self)
 
-# %% ../nbs/workshop/public_nets.ipynb #6ce815e3
+# %% ../nbs/workshop/public_nets.ipynb #ffee1a86
 def _save_public_encoder(run):
     "Write all weights but the last layer's, in bfloat16, with where they come from."
     about = asdict(run.config) | dict(step=run.t, steps=run.steps, data=run.data.name)
@@ -281,7 +281,7 @@ def pick_up_public(
     run.seconds = state["seconds"]
     return run
 
-# %% ../nbs/workshop/public_nets.ipynb #a2306da6
+# %% ../nbs/workshop/public_nets.ipynb #8ebb7ea5
 @patch_to(PublicRun)
 @torch.no_grad()
 def accuracy(self, chunk=500):
@@ -313,7 +313,7 @@ def _first_line(run):
         started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()),
     )
 
-# %% ../nbs/workshop/public_nets.ipynb #c6fa8716
+# %% ../nbs/workshop/public_nets.ipynb #2d255d5c
 def _open_record(run):
     "Begin a record, or go on with one."
     # ValueError: a run that is new where one is kept
@@ -336,7 +336,7 @@ def _row(run, losses):
     return dict(step=run.t, images=images, loss=round(sum(losses)/max(1, len(losses)), 4),
                 seconds=round(run.seconds, 1))
 
-# %% ../nbs/workshop/public_nets.ipynb #ef2c4c68
+# %% ../nbs/workshop/public_nets.ipynb #94b61bbb
 def slice_of_training(
     run:PublicRun,
     seconds=None,      # start no step that would end later; one is always taken
@@ -349,7 +349,8 @@ def slice_of_training(
     losses, saved, took = [], run.seconds, 0.
     while run.t < run.steps and (not losses or time.perf_counter() + took < end):
         wall, start = time.perf_counter(), time.process_time()
-        losses.append(public_step(run.config, run.model, run.optimizer, run.data, run.t, run.steps))
+        loss = public_step(run.config, run.model, run.optimizer, run.data, run.t, run.steps)
+        losses.append(loss)
         took = time.perf_counter() - wall
         run.seconds += time.process_time() - start
         run.t += 1
@@ -366,7 +367,7 @@ def slice_of_training(
     record.close()
     return line
 
-# %% ../nbs/workshop/public_nets.ipynb #6f439178
+# %% ../nbs/workshop/public_nets.ipynb #ade81f6b
 def _parser():
     "The options of the command."
     parser = argparse.ArgumentParser(
