@@ -28,7 +28,7 @@ from .pretrain import encoder_state
 from .records import Record, code_version
 from .views import views
 
-# %% ../nbs/workshop/public_nets.ipynb #d5d621cb
+# %% ../nbs/workshop/public_nets.ipynb #b0c28c0f
 def transfer_cnn(
     classes:int=10,
     in_channels:int=3,
@@ -44,6 +44,9 @@ def transfer_cnn(
         i = o
     flat = i*(image_size//8)**2
     layers += [nn.Flatten(), nn.Linear(flat, width), nn.ReLU(), nn.Linear(width, classes)]
+    for layer in layers[:-1]:
+        if hasattr(layer, "weight"):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     return nn.Sequential(*layers)
 
 # %% ../nbs/workshop/public_nets.ipynb #dc29a972
