@@ -261,6 +261,23 @@ def test_a_given_seed_is_refused(tmp_path, monkeypatch):
     assert "the seed '3' was given" in refusals(tmp_path/"s")
 
 
+def test_without_the_data_nothing_is_said_about_a_submission(changed, monkeypatch):
+    def missing(config, seed=None):
+        raise FileNotFoundError("digits: no folder")
+    monkeypatch.setattr(leaderboard, "_prepared", missing)
+    leaderboard._findings.cache_clear()
+    said = refusals(changed)
+    assert said.count(grade.NO_DATA) == 2 and "it has no copy of 'digits'" in said
+    assert grade.NO_DATA == leaderboard.NO_DATA
+    leaderboard._findings.cache_clear()
+
+
+def test_the_same_files_are_verified_once(honest, monkeypatch):
+    leaderboard.findings(honest)
+    monkeypatch.setattr(leaderboard, "_prepared", None)
+    assert refusals(honest) == ""
+
+
 def test_what_is_missing_or_garbage_is_refused(changed):
     (changed/"model.pt").write_bytes(b"garbage")
     assert "model.pt" in refusals(changed)

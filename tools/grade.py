@@ -23,6 +23,7 @@ import grade_sandbox
 import nbformat
 
 ROOT = assign.ROOT
+NO_DATA = "cannot be verified on this machine"  # as in assignments/leaderboard.py
 BIG = 100*2**20  # bytes: larger files are not copied
 ZERO = dict(cells=[], seconds=0.)
 
@@ -125,6 +126,8 @@ def run_notebook(sandbox, path, fresh):
         found = sandbox.run(path.parent, job, fresh=indices is apart)
         results |= dict(zip(indices, found["cells"]))
         whys += [found["why"]] if found["why"] else []
+        if indices is apart and NO_DATA in json.dumps(found["cells"]):
+            whys.append(f"{NO_DATA}: its data set is missing here")
         seconds += found["seconds"]
     return dict(results=results, why="; ".join(whys), seconds=seconds)
 
@@ -203,12 +206,13 @@ def scores(course, who, name):
 
 
 def _feedback(course, who, name):
-    "The page that the student gets back; grades do not hang on it."
+    "Write the page that the student gets back; grades do not hang on it. What went wrong."
     from nbgrader.converters import GenerateFeedback
     try:
         assign.convert(GenerateFeedback, assign.settings(course, name, who))
-    except RuntimeError:
-        pass
+    except RuntimeError as error:
+        return f"no feedback page: {str(error).splitlines()[0][:200]}"
+    return ""
 
 
 def _clear(course, who, name):
@@ -258,7 +262,7 @@ def grade(folder, out, jobs=2, limits={}, locked=True, feedback=True, say=print)
         if key not in runs or notes[key].startswith("nbgrader"):
             _zero(course, *key)
         elif feedback:
-            _feedback(course, *key)
+            notes[key] = "; ".join(filter(None, (notes[key], _feedback(course, *key))))
         rows.append((*key, scores(course, *key), notes[key]))
     write_tables(rows, Path(out))
     return rows

@@ -108,9 +108,7 @@ def readable_folders():
     found += [ROOT/"dp_course", ROOT/"runs", sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64",
               "/bin", "/etc", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
               "/sys/devices/system", "/dev/urandom", "/dev/null"]
-    data = os.environ.get("DP_COURSE_DATA")
-    found += [data] if data else []
-    found.append(Path.home()/".cache/dp_course")
+    found.append(os.environ["DP_COURSE_DATA"])
     tools = Path(__file__).parent
     return [str(path) for path in found if Path(path).resolve() not in (tools, ROOT/"assignments")]
 
@@ -405,6 +403,7 @@ def student(job, end):
     if fresh:
         import_checks()
     os.chdir(folder)
+    os.environ.setdefault("DP_COURSE_DATA", str(Path.home()/".cache/dp_course"))
     os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder, MPLBACKEND="Agg")
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
