@@ -8,9 +8,11 @@ from experiments import (
     normalization,
     plain,
     scaling,
+    segmentation,
     tricks,
     tuning,
 )
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning
+RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
+           segmentation)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})
