@@ -9,10 +9,11 @@ from experiments import (
     plain,
     scaling,
     segmentation,
+    shoe,
     tricks,
     tuning,
 )
 
 RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
-           segmentation)
+           segmentation, shoe)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})
