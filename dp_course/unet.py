@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['transposed_rule', 'UNet']
 
-# %% ../nbs/workshop/unet.ipynb #cfc909cd
+# %% ../nbs/workshop/unet.ipynb #b8ed3d5a
 from functools import partial
 
 import torch
 from torch import nn
 
-from .core import check_count
+from .core import check_count, patch_to
 from .layers import RULES, ConvWeight, KeptGradients, Tap, at_least_float32
 from .models import four_a_group
 
-# %% ../nbs/workshop/unet.ipynb #db9b1a37
+# %% ../nbs/workshop/unet.ipynb #df4c795e
 def _transposed_back(tape, m, x, g, y):
     if m.bias is not None and m.bias.requires_grad:
         positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
@@ -34,15 +34,24 @@ def transposed_rule(
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(device))
-    weight, bias = (None if p is None else p.detach().to(x.dtype) for p in (m.weight, m.bias))
-    y = nn.functional.conv_transpose2d(x, weight, bias, m.stride, m.padding, m.output_padding,
-                                       m.groups, m.dilation)
+    weight = m.weight.detach().to(x.dtype)
+    bias = None if m.bias is None else m.bias.detach().to(x.dtype)
+    y = nn.functional.conv_transpose2d(
+        x,
+        weight,
+        bias,
+        m.stride,
+        m.padding,
+        m.output_padding,
+        m.groups,
+        m.dilation,
+    )
     return Tap.apply(tape.anchor, y, x, m, _transposed_back, tape)
 
 
 RULES[nn.ConvTranspose2d] = transposed_rule
 
-# %% ../nbs/workshop/unet.ipynb #ca81eb78
+# %% ../nbs/workshop/unet.ipynb #3d769464
 def _stage(i, o, norm):
     "Two 3x3 convolutions, each with normalization and ReLU."
     layers = []
@@ -76,18 +85,20 @@ class UNet(nn.Module):
         self.mix = nn.ModuleList(stage(i, o) for i, o in above)
         self.head = nn.Conv2d(base, classes, 1)
 
-    def features(self, x):  # (b,i,h,w) -> (b,base,h,w)
-        "Compute what the head sees of every pixel."
-        if x.shape[2] % 16 or x.shape[3] % 16:
-            raise ValueError(f"{tuple(x.shape[2:])} pixels cannot be halved four times: "
-                             "crop or pad to multiples of 16")
-        skips = []
-        for stage in self.down:
-            x = stage(self.pool(x) if skips else x)
-            skips.append(x)
-        for up, mix, skip in zip(self.up, self.mix, skips[-2::-1]):
-            x = mix(torch.cat([skip, up(x)], 1))
-        return x
-
     def forward(self, x):  # (b,i,h,w) -> (b,classes,h,w)
         return self.head(self.features(x))
+
+# %% ../nbs/workshop/unet.ipynb #9285641a
+@patch_to(UNet)
+def features(self, x):  # (b,i,h,w) -> (b,base,h,w)
+    "Compute what the head sees of every pixel."
+    if x.shape[2] % 16 or x.shape[3] % 16:
+        raise ValueError(f"{tuple(x.shape[2:])} pixels cannot be halved four times: "
+                         "crop or pad to multiples of 16")
+    skips = []
+    for stage in self.down:
+        x = stage(self.pool(x) if skips else x)
+        skips.append(x)
+    for up, mix, skip in zip(self.up, self.mix, skips[-2::-1]):
+        x = mix(torch.cat([skip, up(x)], 1))
+    return x
