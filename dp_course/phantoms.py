@@ -164,7 +164,7 @@ def _tissue(draw, y, edges):  # (n,h,w)
     shaded = image*_shadows(draw, w)
     return torch.where(y > 0, shaded, image)
 
-# %% ../nbs/workshop/phantoms.ipynb #a3df9db5
+# %% ../nbs/workshop/phantoms.ipynb #e61a59b0
 def _blurred(image, share):  # (n,h,w), (n,1,1)
     "Mix an image with its mean over 3 x 3 pixels, twice."
     for _ in range(2):
@@ -188,7 +188,7 @@ def _seen(draw, image):  # (n,h,w) between 0 and 1
     image = gain*image.pow(gamma)
     return image.clamp(0, 1)
 
-# %% ../nbs/workshop/phantoms.ipynb #39816d7c
+# %% ../nbs/workshop/phantoms.ipynb #c0a47bc4
 def phantoms(
     n:int,      # images
     generator,  # `torch.Generator`
