@@ -87,13 +87,19 @@ def _budget(plan):
     return Budget(eps=plan.eps, delta=plan.delta, accountant=plan.accountant)
 
 
+def _run_name(plan):
+    "A name, no secret; it says whom a plan protects, unless that is one example."
+    unit = getattr(plan, "unit", "example")
+    return secrets.token_hex(8) + (f", one {unit} a unit" if unit != "example" else "")
+
+
 class Book:
     "What a run has released: nothing is noised before it stands here, and in the files."
     def __init__(self, plan):
         self.plan = plan
         self.budget = _budget(plan)
         self.ledger = Ledger()
-        self.run = secrets.token_hex(8)  # a name, no secret: what belongs to the same run
+        self.run = _run_name(plan)  # what belongs to the same run
         self._files = {}  # path of a checkpoint -> `_File`
         self._others, self._affordable = None, 0
 

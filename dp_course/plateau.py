@@ -11,6 +11,7 @@ import math
 import torch
 
 from .core import check_count, check_kind, check_number, patch_to
+from .groups import refuse_units
 from .ledger import STEPS
 from .trainer import Trainer
 
@@ -112,6 +113,7 @@ class NoisyAccuracy:
     def __call__(self, trainer):
         "Measure the trainer's model, charged to its budget; the same look again is free."
         what = f"accuracy on {len(self.y)} private examples{_place(self, trainer)}"
+        refuse_units(trainer.plan, what)
         _reserve(self, trainer, what)
         answer = trainer.noisy(what, _correct(trainer, self.x, self.y), sensitivity=1.,
                                sigma=self.sigma, asked={"x": self.x, "y": self.y},
