@@ -281,7 +281,7 @@ def _clip_state(self):
     plain = (int, float, torch.Tensor)
     return {k: v for k, v in vars(self.clip).items() if isinstance(v, plain)}
 
-
+# %% ../nbs/workshop/run.ipynb #d3c20f93
 @patch_to(Run)
 def save(
     self,
