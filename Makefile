@@ -43,7 +43,7 @@ test: .venv/.ready ## notebooks, tests and sync checks, offline, under ten minut
 	@echo "1/2 nbdev_test: every notebook, without its slow cells ..."
 	@$(ONE) $(BIN)/nbdev_test --n_workers 2 --timing
 	@echo "2/2 pytest: oracles, properties, faults, and the sync checks ..."
-	@$(BIN)/python -m pytest tests $(ARGS)
+	@$(ONE) $(BIN)/python -m pytest tests -n 2 --dist worksteal $(ARGS)
 
 # kymatio 0.3 needs a SciPy older than ours, so it gets one of its own, beside the environment.
 .venv/oracles/.ready: .venv/.ready

@@ -8,9 +8,10 @@ from experiments import (
     normalization,
     plain,
     scaling,
+    shoe,
     tricks,
     tuning,
 )
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning
+RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning, shoe
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

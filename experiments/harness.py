@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from dp_course.records import end_line, run_file, start_line, sweep
+from dp_course.core import machine
+from dp_course.records import code_version, end_line, run_file, start_line, sweep
 
 RUNS = Path(__file__).resolve().parent.parent/"runs"
 
@@ -54,6 +55,38 @@ def lines_of(
     end = end_line(settings, trainer, seconds, found["test_accuracy"], "steps") | found
     del end["statement"]  # the plan says the same, in a tenth of the space
     return [{"kind": "start", **start}, {"kind": "end", **end}]
+
+
+def lines_without_privacy(
+    recipe,
+    cell,    # settings, as `recipe.run` got them; `seed` among them
+    data,
+    seconds,
+    **found,  # what the last line is to hold besides the usual; `test_accuracy` must be there
+):            # [start line, end line]
+    "Describe a run of ordinary training: no plan, no epsilon."
+    start = dict(
+        kind="start",
+        preset=f"sweep-{recipe.NAME}",
+        config=cell,
+        plan=None,
+        data=data.name,
+        seed=cell["seed"],
+        device="cpu",
+        precision=cell.get("precision", "float32"),
+        code=code_version(),
+        machine=machine(),
+        started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()),
+    )
+    end = dict(
+        kind="end",
+        finished=True,
+        why="steps",
+        eps_pld=None,
+        tested_on=len(data.test_y),
+        seconds=round(seconds, 1),
+    )
+    return [start, end | found]
 
 
 def write(path, runs):

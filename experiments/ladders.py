@@ -20,16 +20,14 @@ import torch
 from torch import nn
 
 from dp_course.accounting import PrivacyPlan
-from dp_course.core import machine
 from dp_course.data import load
 from dp_course.dpsgd import FlatClip
 from dp_course.engines import bf16_engine, has_bfloat16
 from dp_course.gradients import fast_grad_sum
 from dp_course.models import WSConv2d, four_a_group
-from dp_course.records import code_version
 from dp_course.trainer import Trainer
 from dp_course.tricks import EMA, multiplicity, views
-from experiments.harness import chosen, lines_of
+from experiments.harness import chosen, lines_of, lines_without_privacy
 
 NAME = "ladders"
 EPS, DELTA, CLIP, N, HELD = 8., 1e-5, 1., 10_000, 5000
@@ -130,13 +128,10 @@ def plain_lines(cell, data, steps):
     "The record of a run without privacy."
     began = time.perf_counter()
     found = accuracy(train_plainly(cell, data, steps), data)
-    start = dict(kind="start", preset=f"sweep-{NAME}", config=cell | dict(steps=steps), plan=None,
-                 data=data.name, seed=cell["seed"], device="cpu", code=code_version(),
-                 machine=machine(), started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
-    end = dict(kind="end", finished=True, why="steps", step=steps, eps_pld=None,
-               test_accuracy=found, tested_on=len(data.test_y),
-               seconds=round(time.perf_counter() - began, 1))
-    return [start, end]
+    return lines_without_privacy(
+        sys.modules[__name__], cell | dict(steps=steps), data, time.perf_counter() - began,
+        step=steps,
+        test_accuracy=found)
 
 
 def run(

@@ -13,13 +13,11 @@ import torch
 from torch import nn
 
 from dp_course.accounting import PrivacyPlan
-from dp_course.core import machine
 from dp_course.data import load
 from dp_course.gradients import fast_grad_sum
 from dp_course.models import BasicBlock, WSConv2d, four_a_group
-from dp_course.records import code_version
 from dp_course.trainer import Trainer
-from experiments.harness import chosen, lines_of
+from experiments.harness import chosen, lines_of, lines_without_privacy
 
 NAME = "normalization"
 N, SPLIT = 20_000, 5000             # training images; those held out for choosing the rate
@@ -93,31 +91,12 @@ def run_plain(cell, data):
     began = time.perf_counter()
     model = model_of(cell["variant"], data.train_x[0].numel())
     plain(model, data, cell["lr"], torch.Generator().manual_seed(cell["seed"]))
-    start = dict(
-        kind="start",
-        preset=f"sweep-{NAME}",
-        config=cell | dict(momentum=MOMENTUM, batch_size=BATCH_SIZE, steps=STEPS),
-        data=data.name,
+    settings = cell | dict(momentum=MOMENTUM, batch_size=BATCH_SIZE, steps=STEPS)
+    return [lines_without_privacy(
+        sys.modules[__name__], settings, data, time.perf_counter() - began,
         parameters=sum(p.numel() for p in model.parameters()),
-        plan=None,
-        seed=cell["seed"],
-        device="cpu",
-        precision="float32",
-        code=code_version(),
-        machine=machine(),
-        started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()),
-    )
-    end = dict(
-        kind="end",
-        finished=True,
-        why="steps",
-        eps_pld=None,
         test_accuracy=accuracy(model, data),
-        tested_on=len(data.test_y),
-        tuning_runs=len(RATES[False]),
-        seconds=round(time.perf_counter() - began, 1),
-    )
-    return [[start, end]]
+        tuning_runs=len(RATES[False]))]
 
 
 def run(

@@ -1,4 +1,5 @@
 "Fixtures that several test modules share."
+import os
 import zlib
 
 import matplotlib
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 matplotlib.use("Agg")
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(autouse=True)
