@@ -257,9 +257,8 @@ def code_version():  # dict: version; in a checkout also commit, with a + if it 
 # %% ../nbs/workshop/records.ipynb #5a1e0010
 def _owners(trainer):
     "What a plan counts, where that is not examples, and how many examples there are."
-    if trainer.data.groups is None:
-        return {}
-    return {"unit": trainer.plan.unit, "examples": len(trainer.data)}
+    unit = getattr(trainer.plan, "unit", "example")
+    return {} if unit == "example" else {"unit": unit, "examples": len(trainer.data)}
 
 
 def start_line(
@@ -346,7 +345,7 @@ def end_line(
         tuning_runs=told.get("tuning_runs", 0),
         seconds=round(seconds, 3),
         seconds_per_step=round(seconds/max(t, 1), 5),
-        images_per_second=round(t*plan.q*len(trainer.data)/seconds, 1),
+        images_per_second=round(t*plan.q*_owners(trainer).get("examples", plan.n)/seconds, 1),
         peak_memory_mb=peak_memory_mb(trainer.device),
         statement=trainer.statement() + (f" Beside it, nonprivate: {note}." if note else ""),
     ) | more
