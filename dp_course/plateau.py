@@ -113,7 +113,6 @@ class NoisyAccuracy:
     def __call__(self, trainer):
         "Measure the trainer's model, charged to its budget; the same look again is free."
         what = f"accuracy on {len(self.y)} private examples{_place(self, trainer)}"
-        refuse_units(trainer.plan, what)
         _reserve(self, trainer, what)
         answer = trainer.noisy(what, _correct(trainer, self.x, self.y), sensitivity=1.,
                                sigma=self.sigma, asked={"x": self.x, "y": self.y},
@@ -154,6 +153,7 @@ def _place(metric, trainer):
 def _reserve(metric, trainer, what):
     "Refuse the first look if the last one could not be paid for, together with all steps."
     plan, budget = trainer.plan, trainer.budget
+    refuse_units(plan, what)
     if what in budget.posts or not hasattr(plan, "budget"):
         return
     whole = plan.budget().post(STEPS, q=plan.q, sigma=plan.sigma, steps=plan.steps)
