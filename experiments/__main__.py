@@ -7,11 +7,13 @@ from experiments import (
     leaves,
     normalization,
     plain,
+    public_start,
     scaling,
     shoe,
     tricks,
     tuning,
 )
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning, shoe
+RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
+           public_start, shoe)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})
