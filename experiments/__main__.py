@@ -9,11 +9,12 @@ from experiments import (
     plain,
     public_start,
     scaling,
+    segmentation,
     shoe,
     tricks,
     tuning,
 )
 
 RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
-           public_start, shoe)
+           public_start, segmentation, shoe)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

@@ -161,7 +161,7 @@ def run_plain(cell, parts=None):
         optimizer.zero_grad()
         nn.functional.cross_entropy(head(x.float()), y).backward()
         optimizer.step()
-    start = dict(kind="start", preset=f"sweep-{NAME}", config=cell | dict(steps=steps), plan=None,
+    start = dict(kind="start", preset=f"sweep-{NAME}", config=cell | dict(updates=steps), plan=None,
                  data=data.name, seed=cell["seed"], device="cpu", code=code_version(),
                  machine=machine(), started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
     end = dict(kind="end", finished=True, why="steps", step=steps, eps_pld=None,
@@ -220,12 +220,14 @@ def run(cell, **given):
 
 # ---- what to run
 
-FIELDS = ("kind_of_run stage net layers k mean power within batch steps lr eps what head_steps "
+FIELDS = ("kind_of_run stage net layers k mean power within batch steps lr what head_steps "
           "seed").split()
 
 
 def key(row):
-    return tuple(row.get(name) for name in FIELDS)
+    "Of a cell, or of a row, whose `eps` is what was spent."
+    budget = row["target_eps"] if "target_eps" in row else row["eps"]
+    return budget, *(row.get(name) for name in FIELDS)
 
 
 def is_there(net):
@@ -336,8 +338,8 @@ def layers(recorded):
     "Head, norms, adapters, all: two rates each on the split, then the best kind on the test set."
     if not is_there("public-net"):
         return []
-    first = dict(kind_of_run="layers", stage="tune", net="public-net", batch=4096., steps=36,
-                 head_steps=16, lr=2., eps=2., what="all", seed=0)
+    first = dict(kind_of_run="layers", stage="tune", net="public-net", batch=4096., steps=28,
+                 head_steps=12, lr=2., eps=2., what="all", seed=0)
     tried = [first | dict(what=what, lr=lr) for lr in (2., 8.)
              for what in ("all", "head", "norms", "adapters")]
     best = best_of(recorded, tried)

@@ -13,7 +13,7 @@ from dp_course.core import near
 from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
 from dp_course.engines import fast_grad_sum
-from dp_course.records import read_record
+from dp_course.records import flat_row, read_record
 from experiments import harness
 from experiments import public_start as recipe
 
@@ -162,12 +162,15 @@ def test_a_head_learns(change):
     (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
     assert end["test_accuracy"] > .6 and end["eps_pld"] <= 50
     assert start["config"]["net"] == "public-net" and start["plan"]["delta"] == 1e-5
+    row = flat_row([start, end])
+    assert recipe.key(row) == recipe.key(cell | dict(stage="final")), "it would never end"
 
 
 def test_without_privacy_the_features_hold_more():
     cell = recipe.head_cell("public-net") | dict(kind_of_run="plain", eps=None, lr=.05)
     (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
     assert start["plan"] is None and end["test_accuracy"] > .8
+    assert recipe.key(flat_row([start, end])) == recipe.key(cell | dict(stage="final"))
 
 
 @pytest.mark.parametrize("what", ["head", "adapters"])
@@ -182,6 +185,7 @@ def test_layers_take_private_steps(trained, what):
     (start, end), = recipe.run(cell, model=model, z=z, data=data)
     assert end["step"] == 3 and 2.9 < end["eps_pld"] <= 3.
     assert start["config"]["what"] == what
+    assert recipe.key(flat_row([start, end])) == recipe.key(cell)
 
 
 def accuracies(cells, of=lambda cell: .5):
