@@ -290,7 +290,8 @@ def _check_ids(ids, n):
                              "that is nobody else's gets an id of its own")
     kinds = {type(one) for one in ids}
     if len(kinds) > 1:
-        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        names = sorted(kind.__name__ for kind in kinds)
+        names = " and ".join(names)
         raise ValueError(f"groups holds {names}: 7 and '7' would be two units; pass ids of one "
                          "type")
 
@@ -300,13 +301,16 @@ def _numbered(groups, n):
     ids = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     _check_ids(ids, n)
     numbers = {}
-    return torch.tensor([numbers.setdefault(one, len(numbers)) for one in ids])
+    for one in ids:
+        numbers.setdefault(one, len(numbers))
+    return torch.tensor([numbers[one] for one in ids])
 
 
 def _by_owner(groups):
     "All rows, owner by owner, and where each owner's begin (units + 1,)."
-    sizes = groups.bincount()
-    return groups.argsort(stable=True), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    ends = groups.bincount().cumsum(0)
+    begin = torch.cat([ends.new_zeros(1), ends])
+    return groups.argsort(stable=True), begin
 
 # %% ../nbs/workshop/data.ipynb #fe8cf09f
 @patch_to(Examples)
@@ -319,9 +323,13 @@ def rows_of(
         return idx, torch.ones_like(idx)
     rows, begin = self._owned
     idx = idx.to(begin.device)
-    first, sizes = begin[idx], begin[idx + 1] - begin[idx]
-    gap = first - (sizes.cumsum(0) - sizes)  # between the place in the answer and that in `rows`
-    return rows[torch.arange(int(sizes.sum())) + gap.repeat_interleave(sizes)], sizes
+    first = begin[idx]
+    sizes = begin[idx + 1] - first
+    place = sizes.cumsum(0) - sizes  # of each unit in the answer
+    gap = first - place
+    at = torch.arange(int(sizes.sum()))
+    at += gap.repeat_interleave(sizes)
+    return rows[at], sizes
 
 # %% ../nbs/workshop/data.ipynb #a01875c2
 @patch_to(Examples)
