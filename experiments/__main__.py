@@ -7,11 +7,14 @@ from experiments import (
     leaves,
     normalization,
     plain,
+    public_start,
     scaling,
+    segmentation,
     shoe,
     tricks,
     tuning,
 )
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning, shoe
+RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
+           public_start, segmentation, shoe)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})
