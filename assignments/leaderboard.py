@@ -27,9 +27,16 @@ NO_DATA = "cannot be verified on this machine"
 FILES = "record.jsonl", "model.pt", "checkpoint", "checkpoint.ledger"
 
 
+@lru_cache(maxsize=2)
+def _data(data, features, pixel_std, n_val):
+    "A data set; its features are computed once."
+    return load_data(Config(data=data, features=features, pixel_std=pixel_std, n_val=n_val))
+
+
 def _prepared(config, seed=None):
     "A trainer before its first step: all that a run is made of, from settings and a seed."
-    trainer = make_trainer(config, load_data(config), seed)
+    data = _data(config.data, config.features, config.pixel_std, config.n_val)
+    trainer = make_trainer(config, data, seed)
     trainer.callbacks.append(make_schedule(config, trainer.plan.steps))
     return trainer
 
