@@ -292,6 +292,7 @@ def prepare(source):
     (source/"ladder.png").unlink()  # of README
     draw_ladder(source/"static/ladder.png")
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
+    teach = teach.replace("](../README.md#", "](../index.md#")
     write(source/"assignments/README.md", kept_links(teach, source/"assignments"))
     write(source/"index.md", "\n\n".join([
         kept_links(landing(), source), contents("Lessons", lessons),
