@@ -8,10 +8,12 @@ from experiments import (
     normalization,
     plain,
     scaling,
+    segmentation,
     shoe,
     tricks,
     tuning,
 )
 
-RECIPES = clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning, shoe
+RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
+           segmentation, shoe)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})
