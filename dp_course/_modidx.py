@@ -1524,6 +1524,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                    'dp_course.presets._fits': ('workshop/presets.html#_fits', 'dp_course/presets.py'),
                                    'dp_course.presets._miniature': ('workshop/presets.html#_miniature', 'dp_course/presets.py'),
                                    'dp_course.presets._preset': ('workshop/presets.html#_preset', 'dp_course/presets.py'),
+                                   'dp_course.presets.bounded_cnn': ('workshop/presets.html#bounded_cnn', 'dp_course/presets.py'),
                                    'dp_course.presets.check_types': ('workshop/presets.html#check_types', 'dp_course/presets.py'),
                                    'dp_course.presets.config_of': ('workshop/presets.html#config_of', 'dp_course/presets.py'),
                                    'dp_course.presets.digit_filters': ('workshop/presets.html#digit_filters', 'dp_course/presets.py'),

@@ -56,7 +56,7 @@ class NormWatch:
         if trainer.t % self.every == 0 or trainer.t == 1:
             self.norms[trainer.t] = activation_norm(trainer.model, self.x)
 
-# %% ../nbs/15_shoe.ipynb #6303ca82
+# %% ../nbs/15_shoe.ipynb #29051aa7
 def first_moment(
     optimizer,  # `DPAdam`, after a step at least
 ):              # dict: mean |m|, mean |m|/sqrt(v), both corrected for their start at 0
@@ -69,7 +69,7 @@ def first_moment(
     ratio = m/v.sqrt().clamp(min=1e-30)
     return {"moment": m.mean().item(), "ratio": ratio.mean().item()}
 
-# %% ../nbs/15_shoe.ipynb #baaccab8
+# %% ../nbs/15_shoe.ipynb #3047a49d
 def weight_statistics(
     model:nn.Module,
 ):                    # list of [mean, standard deviation], one pair per tensor
