@@ -197,7 +197,7 @@ _GAP_SLIPS = {
     "the wrong way round: a minus b": lambda a, b: _interval(b, a),
 }
 
-# %% ../nbs/workshop/checks_shoe.ipynb #6e0e605c
+# %% ../nbs/workshop/checks_shoe.ipynb #3f145efb
 def check_gap_interval(
     your_function,  # `gap_interval(a, b)`: (low, high)
     seed=None,      # of the cases; default: fresh ones
