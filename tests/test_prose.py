@@ -18,9 +18,8 @@ name_of = {"ids": lambda path: path.stem}
 
 
 def pairs(path):
-    "Every cell with the one after it."
-    found = nbformat.read(path, 4).cells
-    return zip(found, [*found[1:], nbformat.v4.new_markdown_cell()])
+    "Every cell with the prose that comes next."
+    return pages.with_prose(nbformat.read(path, 4).cells)
 
 
 @pytest.mark.parametrize("path", spelling.files(), **name_of)

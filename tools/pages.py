@@ -49,11 +49,20 @@ def has_figure(cell):
                for kind in output.get("data", ()))
 
 
+def with_prose(cells):
+    "Every cell with the next prose cell; the last ones with an empty one."
+    prose, pairs = nbformat.v4.new_markdown_cell(), []
+    for cell in reversed(cells):
+        pairs.append((cell, prose))
+        prose = cell if cell.cell_type == "markdown" else prose
+    return pairs[::-1]
+
+
 def prepared(notebook):
     "A notebook as the site shows it: solutions folded, without the line that names the module."
     notebook.metadata.pop("widgets", None)  # sliders are dead without a kernel
     kept = []
-    for cell, after in zip(notebook.cells, [*notebook.cells[1:], notebook.cells[0]]):
+    for cell, after in with_prose(notebook.cells):
         if has_figure(cell):
             cell.metadata["mystnb"] = {"image": {"alt": caption(after)}}
         if cell.source.startswith("#| default_exp"):
