@@ -7,6 +7,7 @@ from experiments import (
     leaves,
     normalization,
     plain,
+    public_start,
     scaling,
     segmentation,
     shoe,
@@ -15,5 +16,5 @@ from experiments import (
 )
 
 RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
-           segmentation, shoe)
+           public_start, segmentation, shoe)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

@@ -1,0 +1,227 @@
+"Public networks, features and the sweep of lesson 16: shapes, exactness, files, what is run when."
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dp_course import public_features as P
+from dp_course import public_nets as N
+from dp_course.core import near
+from dp_course.data import load
+from dp_course.dpsgd import loop_grad_sum
+from dp_course.engines import fast_grad_sum
+from dp_course.records import flat_row, read_record
+from experiments import harness
+from experiments import public_start as recipe
+
+ce = partial(F.cross_entropy, reduction="none")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def digits(low, high, name):
+    "Some of the digits, as a data set of their own."
+    data = load("digits")
+    parts = {}
+    for part in ("train", "test"):
+        x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
+        some = (y >= low) & (y < high)
+        parts |= {f"{part}_x": x[some], f"{part}_y": y[some] - low}
+    return data.replace(**parts, name=name, classes=tuple(map(str, range(low, high))))
+
+
+SMALL = replace(N.TRAININGS["min-rand-10"], name="small", epochs=8., lr=.02, crop=1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    "A public network of the digits 0 to 4."
+    out = tmp_path_factory.mktemp("public")
+    data = digits(0, 5, "digits 0-4").replace(classes=tuple(map(str, range(10))))
+    run = N.PublicRun(SMALL, data, out)
+    N.slice_of_training(run, say=lambda text: None, every=1e-6)
+    return run, out
+
+
+# -- training --------------------------------------------------------------------------------------
+
+def test_a_public_training_learns_and_says_so(trained):
+    run, out = trained
+    lines = read_record(out/"small.jsonl")
+    assert lines[0]["plan"] is None and lines[0]["preset"] == "pretrain-small"
+    assert lines[-1]["finished"] and lines[-1]["public_accuracy"] > .6
+    losses = [line["loss"] for line in lines if line["kind"] == "epoch"]
+    assert losses[-1] < losses[0]
+
+
+def test_every_example_is_seen_once_an_epoch():
+    config = replace(SMALL, batch_size=7)
+    seen = torch.cat([N._chosen(config, 21, t) for t in range(6)])
+    for epoch in seen.chunk(2):
+        assert sorted(epoch.tolist()) == list(range(21))
+    assert not torch.equal(*seen.chunk(2))
+
+
+def test_tasks_are_disjoint_groups():
+    y = torch.arange(100)
+    half, few = (N.labels_of_task(task, y) for task in ("half-rand-50", "min-rand-10"))
+    assert (half >= 0).sum() == 50 and (few >= 0).sum() == 10
+    assert torch.equal(half.clamp(min=0)[few >= 0], few[few >= 0])  # the ten are among the fifty
+
+
+def test_a_wide_layer_stands_on_frozen_convolutions(trained):
+    run, out = trained
+    wide = replace(SMALL, name="wide", width=96, start="small")
+    again = N.PublicRun(wide, run.data, out)
+    before = {name: v.clone() for name, v in again.model.state_dict().items()}
+    N.public_step(wide, again.model, again.optimizer, run.data, 0, 10)
+    for name, v in again.model.state_dict().items():
+        assert torch.equal(v, before[name]) == (before[name].dim() == 4 or name in (
+            "0.bias", "2.bias", "5.bias", "7.bias", "10.bias", "12.bias")), name
+    near(again.model[0].weight, run.model[0].weight, .01)
+
+
+# -- layers that move ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("what", N.MOVING)
+def test_engines_are_exact_on_what_moves(what):
+    g = generator()
+    torch.manual_seed(0)
+    model = N.new_head(N.public_net(20, widths=(32, 32, 32)), torch.randn(50, 32, generator=g), 5)
+    model = N.train_only(model, what, rank=2).double()
+    for p in model.parameters():
+        p.data += .1*torch.randn(p.shape, generator=g, dtype=torch.float64)
+    x = torch.randn(5, 3, 16, 16, generator=g, dtype=torch.float64)
+    y = torch.randint(5, (5,), generator=g)
+    def clip(norms):
+        return (.3/norms.square().sum(0).sqrt()).clamp(max=1).expand_as(norms)
+    fast, norms = fast_grad_sum(model, ce, x, y, clip)
+    slow, slow_norms = loop_grad_sum(model, ce, x, y, clip)
+    near(norms, slow_norms, 1e-9)
+    near(fast, slow, 1e-9)
+    whole = torch.cat([v.flatten() for v in fast.values()]).norm()
+    assert whole <= 5*.3*(1 + 1e-9)
+    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+    assert not set(frozen) & set(fast) and bool(frozen) == (what != "all")
+
+
+# -- features --------------------------------------------------------------------------------------
+
+def test_features_of_an_image_depend_on_it_alone(trained):
+    run, _ = trained
+    data = digits(5, 10, "digits 5-9")
+    all_of_them = P.describe(run.model.eval(), data, data.train_x[:9], k=4)
+    alone = P.describe(run.model, data, data.train_x[4:5], k=4)
+    near(all_of_them[4:5].float(), alone.float(), .05)
+
+
+def test_the_metric_sees_public_images_only():
+    g = generator()
+    z = torch.randn(300, 6, generator=g) + 2
+    metric = P.PublicMetric(z, power=.5, ridge=0.)
+    near(metric(z).T.cov(correction=0), torch.eye(6), 1e-3)
+    one = torch.randn(6, generator=g)
+    near(metric(one), metric(torch.stack([one, 100*one]))[0], 1e-5)
+
+
+def test_another_file_is_no_public_net(tmp_path):
+    from dp_course.checkpoints import save_atomic
+    path = tmp_path/"other.pt"
+    save_atomic({"kind": "dp_course encoder 1", "about": json.dumps({"model": "resnet20"}),
+                 "weights": {}}, path)
+    with pytest.raises(ValueError, match="no encoder of public_nets"):
+        P.load_public_net(path)
+
+
+# -- the sweep -------------------------------------------------------------------------------------
+
+def made_up_parts(n=600, f=20, k=2):
+    g = generator()
+    centres = 2*torch.randn(10, f, generator=g)
+    y = torch.arange(n) % 10
+    x = centres[y][:, None] + torch.randn(n, k, f, generator=g)
+    return dict(train=x[:500].half(), train_y=y[:500], test=x[500:].half(), test_y=y[500:])
+
+
+@pytest.mark.parametrize("change", [{}, dict(k=2), dict(k=2, mean=False)])
+def test_a_head_learns(change):
+    cell = recipe.head_cell("public-net", lr=2., eps=50., steps=30, **change)
+    (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
+    assert end["test_accuracy"] > .6 and end["eps_pld"] <= 50
+    assert start["config"]["net"] == "public-net" and start["plan"]["delta"] == 1e-5
+    row = flat_row([start, end])
+    assert recipe.key(row) == recipe.key(cell | dict(stage="final")), "it would never end"
+
+
+def test_without_privacy_the_features_hold_more():
+    cell = recipe.head_cell("public-net") | dict(kind_of_run="plain", eps=None, lr=.05)
+    (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
+    assert start["plan"] is None and end["test_accuracy"] > .8
+    assert recipe.key(flat_row([start, end])) == recipe.key(cell | dict(stage="final"))
+
+
+@pytest.mark.parametrize("what", ["head", "adapters"])
+def test_layers_take_private_steps(trained, what):
+    run, _ = trained
+    data = digits(5, 10, "digits 5-9")
+    cell = dict(kind_of_run="layers", stage="final", net="small", batch=640., steps=3,
+                head_steps=1, lr=.5, eps=3., what=what, seed=0)
+    z = P.describe(run.model.eval(), data, data.train_x[:50], "last")[:, 0]
+    model = N.transfer_cnn(10, 1, 1024, 8)
+    model.load_state_dict(run.model.state_dict())
+    (start, end), = recipe.run(cell, model=model, z=z, data=data)
+    assert end["step"] == 3 and 2.9 < end["eps_pld"] <= 3.
+    assert start["config"]["what"] == what
+    assert recipe.key(flat_row([start, end])) == recipe.key(cell)
+
+
+def accuracies(cells, of=lambda cell: .5):
+    return [cell | dict(accuracy=of(cell)) for cell in cells]
+
+
+def finished(part, of=lambda cell: .5):
+    "What a part asks for when everything that it asks for gets done."
+    rows = []
+    while True:
+        done = set(map(recipe.key, rows))
+        todo = [cell for cell in part(rows) if recipe.key(cell) not in done]
+        if not todo:
+            return rows
+        rows += accuracies(todo[:1], of)
+
+
+def test_parts_end_and_test_once(monkeypatch):
+    monkeypatch.setattr(recipe, "is_there", lambda net: True)
+    rows = finished(recipe.papernot)
+    final = harness.chosen(rows, stage="final", net="max-100", power=.25)
+    assert {(row["eps"], row["seed"]) for row in final} >= {
+        (eps, seed) for eps in recipe.EPS for seed in range(3)}
+    for net in ("half-rand-50", "min-rand-10"):
+        assert {row["eps"] for row in rows if row["net"] == net} == set(recipe.EPS)
+    assert all(row["stage"] == "tune" for row in rows[:8])
+    rows = finished(recipe.heads, lambda cell: .5 + .1*(cell["k"] == 2) + .01*cell["power"])
+    final = harness.chosen(rows, stage="final")
+    assert {row["k"] for row in final if row["layers"] == "several"} == {2}
+    assert len(harness.chosen(final, eps=2., layers="several")) == 3
+    rows = finished(recipe.layers, lambda cell: .5 + .1*(cell["what"] == "norms"))
+    assert [row["what"] for row in rows if row["stage"] == "final"] == ["norms"]
+    rows = finished(recipe.plain)
+    assert len(rows) == 0 or {row["kind_of_run"] for row in rows} == {"plain"}
+
+
+def test_nothing_is_asked_for_without_a_network(monkeypatch):
+    monkeypatch.setattr(recipe, "is_there", lambda net: False)
+    assert not any(part([]) for part in recipe.PARTS.values())
