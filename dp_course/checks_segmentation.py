@@ -71,7 +71,7 @@ def check_dice(
         trial.same(dice, masks(2), 1 + masks(2), 5)
     return trial.card()
 
-# %% ../nbs/workshop/checks_segmentation.ipynb #15b6d97e
+# %% ../nbs/workshop/checks_segmentation.ipynb #0012e708
 def _own_share(x, owners, exclude=True, shift=0):
     "Share of scans whose nearest other scan has the same owner."
     flat = x.double().flatten(1)
@@ -111,7 +111,7 @@ def check_own_share(
         trial.same(_own_share, *people(1., scans=1, count=6))
     return trial.card()
 
-# %% ../nbs/workshop/checks_segmentation.ipynb #24072910
+# %% ../nbs/workshop/checks_segmentation.ipynb #0ed6ee9e
 def _needed(d, eps, delta, ratio, scale=1., power=.5, up=math.ceil):
     sigma = gaussian_sigma(eps=eps, delta=delta)
     return up(scale*sigma*d**power/ratio)

@@ -6,9 +6,7 @@
 __all__ = ['noise_to_signal', 'boundary_error', 'by_person', 'dice', 'learn_only', 'majority_guess', 'narrow', 'pixel_loss',
            'row_guess', 'segment']
 
-# %% ../nbs/17_segmentation.ipynb #fb9da115
-import torch
-
+# %% ../nbs/17_segmentation.ipynb #58795c57
 from .core import check_number
 from .definition import gaussian_sigma
 from dp_course.scans import (
@@ -26,7 +24,7 @@ from dp_course.scans import (
 _all_ = ["boundary_error", "by_person", "dice", "learn_only", "majority_guess", "narrow",
          "pixel_loss", "row_guess", "segment"]  # they live in the workshop
 
-# %% ../nbs/17_segmentation.ipynb #77ad71bf
+# %% ../nbs/17_segmentation.ipynb #b17c82d9
 def noise_to_signal(
     n,            # units: scans, or patients
     d,            # parameters that learn
