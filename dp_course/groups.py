@@ -210,10 +210,10 @@ def _compare(engine, loss_fn, rows, replaced, tol, model):
     factors = clip(truth)[0]
     total = {name: sum(f*own[name] for f, own in zip(factors, alone)) for name in alone[0]}
     scale = max(lengths.max().item(), 1e-9)
+    ask = partial(unit_grad_sum, model, loss_fn, clip=clip, engine=engine)
+    _, later = ask(Units(replaced[0], _SIZES), replaced[1])
     for most in (None, 2):
-        ask = partial(unit_grad_sum, model, loss_fn, clip=clip, engine=engine, most=most)
-        grads, norms = ask(Units(rows[0], _SIZES), rows[1])
-        _, later = ask(Units(replaced[0], _SIZES), replaced[1])
+        grads, norms = ask(Units(rows[0], _SIZES), rows[1], most=most)
         off = max(_off(norms.T, truth.T, scale),
                   _off([grads[n] for n in total], total.values(), clip.max_norm))
         moved = _off(norms.T[[0, 2]], later.T[[0, 2]], scale)

@@ -29,6 +29,7 @@ from dp_course.plateau import NoisyAccuracy
 from dp_course.processes import ProcessTrainer
 from dp_course.records import end_line, start_line
 from dp_course.scattering import linear_grad_sum
+from dp_course.signals import nonprivate_signal_noise
 from dp_course.trainer import Trainer
 from dp_course.tricks import multiplicity
 
@@ -431,6 +432,8 @@ def test_what_counts_examples_is_refused():
     with pytest.raises(ValueError, match="one patient may have many"):
         buy_mean(run, 30.)
     refuse_units(Plan(4, 2, 4), "a count")
+    with pytest.raises(ValueError, match="measured by example"):
+        nonprivate_signal_noise(linear(), visits(), [4])
     assert run.computed == 0 and not run.budget.posts
 
 
