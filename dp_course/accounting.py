@@ -162,9 +162,9 @@ def noise_multiplier(
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     "What a run may spend, and everything that follows from it."
-    # Neighbours: one example added or removed.
+    # Neighbours: one example added or removed; with another `unit`, one of those, whole.
     # ValueError: a number that makes no sense, or a sigma that overspends
-    n:int                          # number of training examples
+    n:int                          # number of training examples, or units
     batch_size:float               # expected size of a Poisson batch, at most n
     steps:int                      # optimizer steps, at least 1
     eps:float                      # budget, > 0
@@ -172,6 +172,7 @@ class PrivacyPlan:
     accountant:type=PLDAccountant  # or `RDPAccountant`
     sigma:float=None               # noise multiplier; None: what eps asks for. More spends less
     releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
+    unit:str="example"             # whose data count as one: then n and batch_size count these
 
     def __post_init__(self):
         check_plan_numbers(self)

@@ -7,6 +7,7 @@ __all__ = ['OCT_SUBJECTS', 'Examples', 'as_examples', 'DataError', 'load', 'best
 
 # %% ../nbs/workshop/data.ipynb #0f4e7ddf
 import hashlib
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -178,6 +179,7 @@ class Examples:
         std=(.5,),        # likewise
         normalize=None,   # raw x -> input; default: pixels (uint8) to mean 0 and std 1
         probe=None,       # (b, generator) -> made-up raw (x, y); default: noise and ids seen
+        groups=None,      # (n,) whose each training row is, any ids: who owns many is one unit
     ):
         # ValueError: no rows, no labels, lengths that disagree, a DataLoader; in the caller's words
         _check_part(x, y, ("x", "y"))
@@ -186,7 +188,8 @@ class Examples:
             _check_pair(x, test_x)
         vars(self).update(train_x=x, train_y=y, test_x=test_x, test_y=test_y, name=name,
                           classes=tuple(classes), mean=tuple(mean), std=tuple(std),
-                          _normalize=normalize, probe=probe)
+                          _normalize=normalize, probe=probe,
+                          groups=None if groups is None else _numbered(groups, _length(x)))
 
     def __setattr__(self, name, value):
         raise AttributeError(f"Examples don't change: use data.replace({name}=...)")
@@ -196,6 +199,9 @@ class Examples:
 
     device = property(lambda self: _where(self.train_x), doc="Where `rows` come from.")
     _seen = cached_property(lambda self: _look(self.train_x, self.train_y))
+    _owned = cached_property(lambda self: _by_owner(self.groups))
+    units = property(lambda self: len(self) if self.groups is None else len(self._owned[1]) - 1,
+                     doc="Units of privacy: the owners of the rows, or the rows themselves.")
 
 # %% ../nbs/workshop/data.ipynb #c94a051b
 def _length(x):
@@ -226,7 +232,9 @@ def _say(x):
 def __repr__(self):
     test = "no test part" if self.test_x is None else f"test {_say(self.test_x)}"
     classes = f", {len(self.classes)} classes" if self.classes else ""
-    return f"Examples({self.name!r}: train {_say(self.train_x)}, {test}{classes}, on {self.device})"
+    owners = "" if self.groups is None else f" of {self.units} units"
+    return (f"Examples({self.name!r}: train {_say(self.train_x)}{owners}, {test}{classes}, "
+            f"on {self.device})")
 
 # %% ../nbs/workshop/data.ipynb #049da95c
 @patch_to(Examples)
@@ -270,6 +278,59 @@ def normalize(
         return (v/255 - _per_channel(self.mean, v.device))/_per_channel(self.std, v.device)
     return self._normalize(x) if self._normalize else tree_map(leaf, x)
 
+# %% ../nbs/workshop/data.ipynb #125bf052
+def _check_ids(ids, n):
+    "Refuse ids that would cut one person in two."
+    # ValueError
+    if len(ids) != n:
+        raise ValueError(f"groups holds {len(ids)} ids for {n} rows: pass one id per row")
+    for i, one in enumerate(ids):
+        if one is None or not isinstance(one, Hashable) or isinstance(one, float):
+            raise ValueError(f"groups[{i}] is {one!r}: an id is a whole number or a name; a row "
+                             "that is nobody else's gets an id of its own")
+    kinds = {type(one) for one in ids}
+    if len(kinds) > 1:
+        names = sorted(kind.__name__ for kind in kinds)
+        names = " and ".join(names)
+        raise ValueError(f"groups holds {names}: 7 and '7' would be two units; pass ids of one "
+                         "type")
+
+
+def _numbered(groups, n):
+    "Number the owners from 0 on, in the order in which they appear: (n,) int64."
+    ids = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    _check_ids(ids, n)
+    numbers = {}
+    for one in ids:
+        numbers.setdefault(one, len(numbers))
+    return torch.tensor([numbers[one] for one in ids])
+
+
+def _by_owner(groups):
+    "All rows, owner by owner, and where each owner's begin (units + 1,)."
+    ends = groups.bincount().cumsum(0)
+    begin = torch.cat([ends.new_zeros(1), ends])
+    return groups.argsort(stable=True), begin
+
+# %% ../nbs/workshop/data.ipynb #fe8cf09f
+@patch_to(Examples)
+def rows_of(
+    self,
+    idx,  # (b,) units
+):        # (r,) rows, all of each unit, one unit after the other; (b,) how many of each
+    "Find the rows of units."
+    if self.groups is None:
+        return idx, torch.ones_like(idx)
+    rows, begin = self._owned
+    idx = idx.to(begin.device)
+    first = begin[idx]
+    sizes = begin[idx + 1] - first
+    place = sizes.cumsum(0) - sizes  # of each unit in the answer
+    gap = first - place
+    at = torch.arange(int(sizes.sum()))
+    at += gap.repeat_interleave(sizes)
+    return rows[at], sizes
+
 # %% ../nbs/workshop/data.ipynb #a01875c2
 @patch_to(Examples)
 def replace(
@@ -277,7 +338,7 @@ def replace(
     **changes,  # by the names of the attributes: train_x, train_y, test_x, test_y, name, std ...
 ):              # new `Examples`
     "Copy with changes; rows that don't change are shared."
-    kept = {key: value for key, value in vars(self).items() if key != "_seen"}
+    kept = {key: value for key, value in vars(self).items() if key not in ("_seen", "_owned")}
     normalize = kept.pop("_normalize")
     parts = {"normalize": normalize, **kept, **changes}
     return Examples(parts.pop("train_x"), parts.pop("train_y"), **parts)
@@ -312,19 +373,19 @@ def _choose(x, idx):
 @patch_to(Examples)
 def split(
     self,
-    n_val:int,   # how many training examples to hold out
+    n_val:int,   # how many training examples to hold out; with groups: how many units, whole
     seed:int=0,  # which ones
 ):               # `Examples` whose test part is the held-out part; the real test part is gone
     "Hold out a part of the training set, to tune on."
     # ValueError: nothing would be left on one side
-    n = len(self)
+    n = self.units
     if not 0 < n_val < n:
         raise ValueError(f"{n_val=} leaves nothing on one side: pass 1 to {n-1}")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    val = order[:n_val].sort().values
-    rest = order[n_val:].sort().values
+    val, rest = (self.rows_of(part)[0].sort().values for part in (order[:n_val], order[n_val:]))
     return self.replace(train_x=_choose(self.train_x, rest), train_y=_choose(self.train_y, rest),
                         test_x=_choose(self.train_x, val), test_y=_choose(self.train_y, val),
+                        groups=None if self.groups is None else self.groups[rest],
                         name=f"{self.name} (validation split)")
 
 # %% ../nbs/workshop/data.ipynb #d600ba89
@@ -417,7 +478,8 @@ def as_examples(
     if isinstance(data, Examples):
         return data
     if hasattr(data, "train_x"):
-        keys = ("test_x", "test_y", "name", "classes", "mean", "std", "normalize", "probe")
+        keys = ("test_x", "test_y", "name", "classes", "mean", "std", "normalize", "probe",
+                "groups")
         more = {key: getattr(data, key) for key in keys if hasattr(data, key)}
         return Examples(data.train_x, getattr(data, "train_y", None), **more)
     if isinstance(data, (tuple, list)) and len(data) == 2:

@@ -678,16 +678,17 @@ _TRAINER = sys.modules[Trainer.__module__]  # where it looks up its coins and it
 
 def trainer_step(
     trainer,  # a `Trainer` without a file: copies of it take the steps
-):            # step(x, y, generator) for the audits
+):            # step(x, y, generator) for the audits; with groups x is a pair (rows, ids)
     "Audit our own trainer: the auditor chooses batch and noise, all else is the trainer's."
     noisy_mean = _TRAINER.noisy_mean
 
     def step(x, y, generator):
         twin = deepcopy(trainer, {id(trainer.data): trainer.data})
-        twin.data = trainer.data.replace(train_x=x, train_y=y)
+        x, owners = (x, {}) if trainer.data.groups is None else (x[0], {"groups": x[1]})
+        twin.data = trainer.data.replace(train_x=x, train_y=y, **owners)
 
         def everyone(n, q, _):
-            return torch.arange(count(x))
+            return torch.arange(twin.data.units)
 
         def known_noise(grads, std, batch_size, _):
             return noisy_mean(grads, std, batch_size, generator)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['check_plan', 'refuse_unbounded', 'refuse_mixed_clip', 'model_input', 'refuse_mixed_rows', 'refuse_known',
-           'check_model', 'refuse_mixing', 'refuse_mixed_loss', 'refuse_parameters_in_loss', 'check_label_kind',
-           'check_labels', 'prove_separate']
+           'check_model', 'shaken', 'refuse_mixing', 'refuse_mixed_loss', 'refuse_parameters_in_loss',
+           'check_label_kind', 'check_labels', 'prove_separate']
 
 # %% ../nbs/workshop/guards.ipynb #ac2e4c3a
 import copy
@@ -41,6 +41,19 @@ from .dpsgd import FlatClip, loop_grad_sum, trainable
 from .engines import refuse_statistics
 
 # %% ../nbs/workshop/guards.ipynb #abddddcf
+def _check_unit(plan, data):
+    "Refuse a plan that protects another unit than the one by which the data are drawn."
+    # ValueError
+    unit = getattr(plan, "unit", "example")
+    if data.groups is None and unit != "example":
+        raise ValueError(f"the plan protects one {unit}, and the data don't say whose their "
+                         f"examples are: pass Examples(..., groups=ids), one {unit}'s id per row")
+    if data.groups is not None and unit == "example":
+        raise ValueError(f"the plan protects single examples, and these have owners ({len(data)} "
+                         f"of {data.units}): make a PrivacyPlan(n={data.units}, unit='patient', "
+                         "...), or whatever one unit is; n and batch_size count units")
+
+
 def check_plan(
     plan,  # `PrivacyPlan`, or anything with its fields
     data,  # `Examples`
@@ -50,9 +63,11 @@ def check_plan(
     if not hasattr(plan, "n"):
         raise ValueError(f"{plan!r} is no plan: pass PrivacyPlan(n=..., batch_size=..., steps=..., "
                          "eps=..., delta=...)")
-    n = len(data)
+    _check_unit(plan, data)
+    n = data.units
     if plan.n != n:
-        raise ValueError(f"the plan is for n={plan.n}, the data has {n} examples: make a "
+        whose = "examples" if data.groups is None else "units (groups=)"
+        raise ValueError(f"the plan is for n={plan.n}, the data has {n} {whose}: make a "
                          f"PrivacyPlan(n={n}, ...)")
     if type(plan) is PrivacyPlan:  # a subclass could say anything
         return
@@ -462,7 +477,7 @@ def check_model(
             raise ValueError(f"parameter {name} is {p.dtype}: only real numbers are clipped")
 
 # %% ../nbs/workshop/guards.ipynb #37e40e57
-def _shaken(model, dtype=None, by=.05):
+def shaken(model, dtype=None, by=.05):
     "A copy in train mode, in another precision, with slightly other parameters."
     # ValueError: it cannot be copied
     try:
@@ -643,7 +658,7 @@ def refuse_mixing(
     "Refuse a model in which the second example feels that the others are replaced."
     # ValueError names the module
     refuse_known(model)
-    _compare_passes(_shaken(model), x, other)
+    _compare_passes(shaken(model), x, other)
 
 # %% ../nbs/workshop/guards.ipynb #14d4a83e
 def _losses(loss_fn, output, y):
@@ -1200,7 +1215,7 @@ def prove_separate(
     refuse_mixed_clip(clip, len(trainable(model)), like.device, noised, largest)
     most = min(largest, 128) if augment is None else 128  # the trainer's blocks
     refuse_mixed_rows(data, model, augment, most)
-    stage = _Stage(_shaken(model), loss_fn, data, augment, like, like.dtype)
+    stage = _Stage(shaken(model), loss_fn, data, augment, like, like.dtype)
     with _one_thread(few=sum(p.numel() for p in model.parameters()) < 2**20):
         return _prove(engine, model, stage, largest, budget, began)
 
@@ -1210,7 +1225,7 @@ def _prove(engine, model, stage, largest, budget, began):
     x, output, labels = _first_answer(stage, model)
     other = _keep_row(x, stage.rows(4, 1)[0], 1)
     trace = _compare_passes(stage.model, x, other, 1, stage.rowwise)
-    exact = replace(stage, model=_shaken(model, torch.float64), dtype=torch.float64)
+    exact = replace(stage, model=shaken(model, torch.float64), dtype=torch.float64)
     _exactly((exact, stage), partial(_prove_loss, output, labels))
     _walk(stage, largest, .3*budget)
     if engine is loop_grad_sum:  # is the truth

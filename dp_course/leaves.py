@@ -21,6 +21,7 @@ from torch import nn
 
 from .batches import tree_map
 from .core import data_root, patch_to, progress
+from .groups import refuse_units
 from .scattering import Recipe, Scattering, scatter_cnn
 
 # %% ../nbs/workshop/leaves.ipynb #34fa59f5
@@ -536,6 +537,7 @@ def buy_mean(
     sigma:float,  # noise multiplier of the release
 ):
     "Publish a noisy mean of the private features, and centre the network by it."
+    refuse_units(trainer.plan, "the mean of the features")
     data, model = trainer.data, trainer.model
     shapes = {name: v.shape[1:] for name, v in data.train_x.items()}
     bound = feature_bound(shapes)

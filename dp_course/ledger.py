@@ -79,7 +79,7 @@ class Ledger(dict):
         again = sum(s >= t for s in self._taken)
         return max(0, min(steps - t, again + room))
 
-# %% ../nbs/workshop/ledger.ipynb #963627b2
+# %% ../nbs/workshop/ledger.ipynb #f53b4ec8
 def _budget(plan):
     "The plan's own budget; whatever only looks like a plan gets one, too."
     if hasattr(plan, "budget"):
@@ -87,13 +87,19 @@ def _budget(plan):
     return Budget(eps=plan.eps, delta=plan.delta, accountant=plan.accountant)
 
 
+def _run_name(plan):
+    "A name, no secret; it says whom a plan protects, unless that is one example."
+    unit = getattr(plan, "unit", "example")
+    return secrets.token_hex(8) + (f", one {unit} a unit" if unit != "example" else "")
+
+# %% ../nbs/workshop/ledger.ipynb #963627b2
 class Book:
     "What a run has released: nothing is noised before it stands here, and in the files."
     def __init__(self, plan):
         self.plan = plan
         self.budget = _budget(plan)
         self.ledger = Ledger()
-        self.run = secrets.token_hex(8)  # a name, no secret: what belongs to the same run
+        self.run = _run_name(plan)  # what belongs to the same run
         self._files = {}  # path of a checkpoint -> `_File`
         self._others, self._affordable = None, 0
 

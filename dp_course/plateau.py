@@ -11,6 +11,7 @@ import math
 import torch
 
 from .core import check_count, check_kind, check_number, patch_to
+from .groups import refuse_units
 from .ledger import STEPS
 from .trainer import Trainer
 
@@ -152,6 +153,7 @@ def _place(metric, trainer):
 def _reserve(metric, trainer, what):
     "Refuse the first look if the last one could not be paid for, together with all steps."
     plan, budget = trainer.plan, trainer.budget
+    refuse_units(plan, what)
     if what in budget.posts or not hasattr(plan, "budget"):
         return
     whole = plan.budget().post(STEPS, q=plan.q, sigma=plan.sigma, steps=plan.steps)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'HEADS', 'FEATURES', 'ENGINES', 'CHOICES', 'PRESETS', 'Config', 'check_types', 'config_of', 'planned_steps',
-           'make_plan', 'edge_filters', 'digit_filters', 'ReportBlock', 'report_wrn16_4', 'make_network', 'make_config',
-           'overrides_of', 'run_name', 'make_schedule', 'lr_at']
+           'make_plan', 'edge_filters', 'digit_filters', 'ReportBlock', 'report_wrn16_4', 'bounded_cnn', 'make_network',
+           'make_config', 'overrides_of', 'run_name', 'make_schedule', 'lr_at']
 
 # %% ../nbs/workshop/presets.ipynb #dc9d90fc
 import difflib
@@ -22,7 +22,7 @@ from .accounting import PrivacyPlan
 from .dpsgd import loop_grad_sum
 from .gradients import fast_grad_sum, vmap_grad_sum
 from .leaves import leafed, leaves_cnn, leaves_linear
-from .models import WSConv2d, four_a_group, resnet20, wrn16_4, wrn40_4
+from .models import WSConv2d, four_a_group, papernot_cnn, resnet20, wrn16_4, wrn40_4
 from .scattering import linear_grad_sum, linear_head, scatter_cnn, scattered
 from .tricks import SCHEDULES, Schedule
 
@@ -192,11 +192,20 @@ def report_wrn16_4(
         nn.Linear(256, classes),
     )
 
+# %% ../nbs/workshop/presets.ipynb #5c0e0001
+def bounded_cnn(
+    classes:int=10,
+    in_channels:int=1,
+):  # 26,010 parameters for 1 channel and 10 classes
+    "Build Papernot's tanh network of lesson 15; smaller images are stretched to its 28x28 pixels."
+    return nn.Sequential(nn.Upsample(size=28), *papernot_cnn(16, "tanh", classes, in_channels))
+
 # %% ../nbs/workshop/presets.ipynb #217a3bac
 _REPORT_NETWORK = dict(conv=_report_conv, norm=four_a_group, order="norm-relu")
 
 MODELS = {
     "digit_filters": digit_filters,
+    "bounded_cnn": bounded_cnn,
     "resnet20": resnet20,
     "resnet20_plain": partial(resnet20, conv=nn.Conv2d),  # without weight standardization
     "resnet20_report": partial(resnet20, **_REPORT_NETWORK),
@@ -362,6 +371,27 @@ _STARTS = {
     "resnet20-synthetic-eps3": _RESNET_START,
 }
 
+# %% ../nbs/workshop/presets.ipynb #5c0e0003
+_BOUNDED_FASHION = dict(
+    about="tanh CNN on Fashion-MNIST at the budget of Papernot et al.",
+    data="fashion",
+    model="bounded_cnn",
+    eps=2.7,
+    batch_size=2048,
+    epochs=300*2048/60_000,  # 300 steps
+    lr=8.,
+    max_norm=.1,
+    micro_batch=1024,
+    precision="auto",
+    tuning_runs=2,
+)
+
+_BOUNDED = {
+    "shoe-fashion-eps2.7": _BOUNDED_FASHION,
+    "shoe-mnist-eps2.93": dict(_BOUNDED_FASHION, data="mnist", eps=2.93,
+                               about="the same on MNIST, with the rate of Fashion-MNIST"),
+}
+
 # %% ../nbs/workshop/presets.ipynb #81d187ff
 _REPORT = dict(
     data="cifar10",
@@ -434,6 +464,7 @@ _FULL = {
     **_at_budgets("scatter-linear", _LINEAR, 1, 2, 2.38, 5, 8),
     **_at_budgets("scatter-cnn", _CNN, 2.38),
     **_STARTS,
+    **_BOUNDED,
     "report-v1": _REPORT_V1,
     "report-2048": _REPORT_2048,
     "report-4096": _REPORT_4096,

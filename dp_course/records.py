@@ -255,6 +255,12 @@ def code_version():  # dict: version; in a checkout also commit, with a + if it 
     return {**known, "commit": commit + ("+" if changed else "")}
 
 # %% ../nbs/workshop/records.ipynb #5a1e0010
+def _owners(trainer):
+    "What a plan counts, where that is not examples, and how many examples there are."
+    unit = getattr(trainer.plan, "unit", "example")
+    return {} if unit == "example" else {"unit": unit, "examples": len(trainer.data)}
+
+
 def start_line(
     config,     # `Config`, or a dict with at least `preset`: everything that the run was told
     trainer,    # before its first step
@@ -268,7 +274,7 @@ def start_line(
         preset=told["preset"],
         config=told,
         data=trainer.data.name,
-        plan={key: getattr(trainer.plan, key) for key in numbers},
+        plan={key: getattr(trainer.plan, key) for key in numbers} | _owners(trainer),
         parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         seed="secret" if seed is None else seed,
         seed_policy=trainer.seed_policy,
@@ -339,7 +345,7 @@ def end_line(
         tuning_runs=told.get("tuning_runs", 0),
         seconds=round(seconds, 3),
         seconds_per_step=round(seconds/max(t, 1), 5),
-        images_per_second=round(t*plan.batch_size/seconds, 1),
+        images_per_second=round(t*plan.q*_owners(trainer).get("examples", plan.n)/seconds, 1),
         peak_memory_mb=peak_memory_mb(trainer.device),
         statement=trainer.statement() + (f" Beside it, nonprivate: {note}." if note else ""),
     ) | more

@@ -6,6 +6,7 @@
 __all__ = ['accuracy', 'binary_accuracy', 'squared_error', 'made_optimizer', 'check_parts', 'check_micro_batch', 'Run']
 
 # %% ../nbs/workshop/run.ipynb #227cd648
+import hashlib
 from functools import lru_cache, partial
 
 import torch
@@ -15,6 +16,7 @@ from .batches import call_model, tree_map
 from .checkpoints import load_checked, save_atomic
 from .core import patch_to
 from .dpsgd import trainable
+from .groups import Units, in_units, whole_units
 from .guards import model_input
 from .ledger import STEPS
 from .randomness import SecretSeed
@@ -166,23 +168,34 @@ def _rows_of(blocks, low, high):
 
 # %% ../nbs/workshop/run.ipynb #5a892047
 @patch_to(Run)
+def _reader(self, rows, t):  # (first row, the one after the last) -> (x, y), on the device
+    "Read rows of a batch, augmented block by block."
+    if self.augment is None:
+        return lambda start, stop: self._ready(rows[start:stop])
+    return partial(_rows_of, lru_cache(maxsize=1)(partial(self._augmented_block, rows, t)))
+
+
+@patch_to(Run)
 def _micro_batches(
     self,
-    idx,        # (b,) the whole batch
+    idx,        # (b,) the whole batch: examples or, where they have owners, units
     t:int,      # step
-    low:int=0,  # first row of the batch that is wanted
-    high=None,  # the row after the last; default: all
+    low:int=0,  # the first of them that is wanted
+    high=None,  # the one after the last; default: all
 ):              # yields (x, y), on the device
     "Read a batch, or a part of it, one micro-batch at a time."
     high = len(idx) if high is None else high
+    if self.data.groups is not None:
+        rows, sizes = self.data.rows_of(idx)
+        read = self._reader(rows, t)
+        for start, some in whole_units(sizes.tolist(), low, high, self.micro_batch):
+            x, y = read(start, start + sum(some))
+            yield Units(x, some), y
+        return
     size = self.micro_batch or max(1, high - low)
-    blocks = lru_cache(maxsize=1)(partial(self._augmented_block, idx, t))
+    read = self._reader(idx, t)
     for start in range(low, high, size):
-        stop = min(start + size, high)
-        if self.augment is None:
-            yield self._ready(idx[start:stop])
-        else:
-            yield _rows_of(blocks, start, stop)
+        yield read(start, min(start + size, high))
 
 # %% ../nbs/workshop/run.ipynb #48f99ce6
 @patch_to(Run)
@@ -206,6 +219,7 @@ def _widths(model):
 def statement(self):
     "The guarantee in words, and what has been spent."
     plan = self.plan.statement() if hasattr(self.plan, "statement") else "No PrivacyPlan."
+    plan += in_units(self.plan, self.data)
     others = [f", {n} x {what} (multiplier {sigma:g})" for what, posts in self.budget.posts.items()
               if what != STEPS for _, sigma, n in posts]
     held_out = " Exact accuracies on its validation split are nonprivate."
@@ -240,12 +254,21 @@ def evaluate(
     return torch.cat(scores).double().mean().item()
 
 # %% ../nbs/workshop/run.ipynb #62b2d150
+def _owners(plan, data):
+    "What a checkpoint says about units: whose examples count as one, and which do."
+    if data.groups is None:
+        return {}
+    digest = hashlib.sha256(data.groups.numpy().tobytes()).hexdigest()[:12]
+    return {"plan.unit": plan.unit, "groups": digest}
+
+
 @patch_to(Run)
 def _config(self):
     "What a checkpoint must share with the trainer that loads it."
     names = ("n", "batch_size", "steps", "eps", "delta", "q", "sigma")
     shapes = {name: list(v.shape) for name, v in self.model.state_dict().items()}
     return {**{f"plan.{name}": getattr(self.plan, name) for name in names},
+            **_owners(self.plan, self.data),
             "plan.accountant": self.plan.accountant.__name__,
             "clip": type(self.clip).__name__,
             "parts": [type(f).__name__ for f in self._parts],
@@ -258,7 +281,7 @@ def _clip_state(self):
     plain = (int, float, torch.Tensor)
     return {k: v for k, v in vars(self.clip).items() if isinstance(v, plain)}
 
-
+# %% ../nbs/workshop/run.ipynb #d3c20f93
 @patch_to(Run)
 def save(
     self,
@@ -287,7 +310,8 @@ def load(
     # FileNotFoundError; ValueError: no checkpoint, or one of another plan, with what differs
     state = load_checked(path, "dp_course checkpoint 3")
     there, here = state["config"], self._config()
-    differ = [f"{k}: {there.get(k)} there, {v} here" for k, v in here.items() if there.get(k) != v]
+    differ = [f"{k}: {there.get(k)} there, {here.get(k)} here" for k in {**here, **there}
+              if there.get(k) != here.get(k)]
     if differ:
         raise ValueError(f"{path} is a checkpoint of another run ({'; '.join(differ)})")
     self._book.join(path, state["book"])

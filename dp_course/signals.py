@@ -34,6 +34,9 @@ def nonprivate_signal_noise(
     "Measure the length of the clipped mean gradient, and how far Poisson batches scatter about it."
     # nonprivate: every number is an un-noised statistic of the training set; look, and don't keep
     data, clip = as_examples(data), FlatClip(1.) if clip is None else clip
+    if data.groups is not None:
+        raise ValueError("signal and scatter are measured by example, and these have owners: pass "
+                         "data.replace(groups=None)")
     generator = generator or torch.Generator().manual_seed(0)
     n = len(data)
 

@@ -17,6 +17,7 @@ from .core import keep_memory, patch_to
 from .data import as_examples
 from .dpsgd import FlatClip, noisy_mean, trainable
 from .engines import fast_grad_sum
+from .groups import most_rows, prove_units, unit_engine
 from .guards import check_plan, prove_separate, refuse_unbounded
 from .ledger import STEPS, Book, Entry, Ledger
 from .randomness import SecretSeed, keyed_digest, new_seed, normal, step_generator
@@ -45,7 +46,7 @@ class Trainer(Run):
         self,
         model,                 # `nn.Module` on its device; what is frozen stays as it is
         data,                  # `Examples`, or a pair (x, y), a map-style Dataset ...
-        plan,                  # `PrivacyPlan` with n = len(data)
+        plan,                  # `PrivacyPlan` with n = data.units: examples, or their owners
         *,
         loss_fn=_per_row,      # (output, y) -> (b,) one loss per row; default cross-entropy
         optimizer=None,        # of the model's parameters, or a maker of one; default SGD, lr 1
@@ -71,9 +72,9 @@ class Trainer(Run):
         check_micro_batch(micro_batch)
         self.optimizer = made_optimizer(optimizer, model)
         refuse_unbounded(self.clip, plan.sigma, len(self.params))
-        likely = plan.batch_size + 6*math.sqrt(plan.batch_size)  # a Poisson batch
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
-                       noised=plan.sigma > 0, largest=min(micro_batch or math.ceil(likely), plan.n))
+                       noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch))
+        prove_units(engine, model, loss_fn, self.data, augment)
 
 # %% ../nbs/05_trainer.ipynb #dca47613
 @patch_to(Trainer)
@@ -86,8 +87,9 @@ def _sum_over(
              for name, p in self.params.items()}
     first = next(iter(total.values()))
     norms = [torch.zeros(len(total), 0, device=self.device, dtype=first.dtype)]
+    engine = unit_engine(self.engine, self.data, self.micro_batch)
     for x, y in pieces:
-        grads, rows = self.engine(self.model, self.loss_fn, x, y, self.clip)
+        grads, rows = engine(self.model, self.loss_fn, x, y, self.clip)
         for name in total:
             total[name] += grads[name].detach()
         norms.append(rows)
@@ -218,7 +220,7 @@ def noisy(
     what:str,           # name of the release: the statement lists it
     value,              # number or tensor, computed from private data
     *,
-    sensitivity:float,  # L2 distance that one example moves it by, at most
+    sensitivity:float,  # L2 distance that one example (or unit) moves it by, at most
     sigma:float,        # noise multiplier: the noise has std sigma*sensitivity
     asked=(),           # dict name -> tensor of what else the value came from, such as rows
     most:int=None,      # answers under this name that were planned; default: what eps allows

@@ -27,8 +27,16 @@ from dp_course.core import keep_memory, machine
 from dp_course.data import load
 from dp_course.dpsgd import FlatClip
 from dp_course.engines import bf16_engine, fast_grad_sum, has_bfloat16
+from dp_course.models import activation
 from dp_course.records import code_version
 from dp_course.scaling import matched_lr
+from dp_course.shoe import (
+    activation_norm,
+    draw_like,
+    first_moment,
+    two_convolutions,
+    weight_statistics,
+)
 from dp_course.trainer import Trainer
 from dp_course.tricks import EMA
 from experiments.harness import chosen, lines_of
@@ -47,27 +55,14 @@ PLAIN_LRS = .025, .05, .1, .2
 
 # ---- networks
 
-class Sigmoid(nn.Sigmoid):
-    "Named apart, so that a record can say which."
-
-
-ACTS = {"tanh": nn.Tanh, "relu": nn.ReLU, "sigmoid": Sigmoid}
-
-
-def two_convolutions(k, k2, act):
-    "Papernot's network, with the widths of both convolutions free."
-    act = ACTS[act]
-    return nn.Sequential(
-        nn.Conv2d(1, k, 8, 2, padding=3), act(), nn.MaxPool2d(2, 1),
-        nn.Conv2d(k, k2, 4, 2), act(), nn.MaxPool2d(2, 1),
-        nn.Flatten(), nn.Linear(16*k2, 32), act(), nn.Linear(32, 10))
+ACTS = {"tanh": "tanh", "relu": "relu", "sigmoid": nn.Sigmoid()}  # as for `activation`
 
 
 def all_convolutional(width, act):
     "Their network for CIFAR-10 (width 64 there), thinner."
     layers, i = [], 3
     for o in (1, 2, 2, 4, 4, 8):
-        layers += [nn.Conv2d(i, o*width, 3, padding=1), ACTS[act]()]
+        layers += [nn.Conv2d(i, o*width, 3, padding=1), activation(ACTS[act])]
         i = o*width
         if len(layers) % 5 == 4:
             layers.append(nn.AvgPool2d(2))
@@ -75,47 +70,18 @@ def all_convolutional(width, act):
                          nn.Flatten())
 
 
-def statistics(model):
-    "Mean and standard deviation of every tensor of parameters."
-    return [[p.mean().item(), p.std(unbiased=False).item()] for p in model.parameters()]
-
-
-@torch.no_grad()
-def draw(model, found):
-    "Draw every tensor of parameters from a Gaussian with these means and standard deviations."
-    for p, (mean, std) in zip(model.parameters(), found, strict=True):
-        p.normal_(mean, std)
-
-
 def network(cell):
     torch.manual_seed(cell["seed"])
     if cell["task"] in ("cifar10", "cifar100"):
         model = all_convolutional(cell["k"], cell["act"])
     else:
-        model = two_convolutions(cell["k"], cell["k2"], cell["act"])
+        model = two_convolutions(cell["k"], cell["k2"], ACTS[cell["act"]])
     if cell["stats"]:
-        draw(model, cell["stats"])
+        draw_like(model, cell["stats"])
     return model
 
 
 # ---- what is looked at on the way
-
-@torch.no_grad()
-def activation_norm(model, x):
-    "Mean L2 norm of what leaves the first activation."
-    return model[:2](x).flatten(1).norm(dim=1).mean().item()
-
-
-def first_moment(optimizer):
-    "Mean size of Adam's first moment over the root of the second: 1 is a full step."
-    found = [s for s in optimizer.state.values() if "m" in s]
-    if not found:
-        return {}
-    t = found[0]["step"]
-    m = torch.cat([s["m"].flatten() for s in found]).abs()/(1 - .9**t)
-    v = torch.cat([s["v"].flatten() for s in found])/(1 - .999**t)
-    return {"moment": m.mean().item(), "ratio": (m/v.sqrt().clamp(min=1e-30)).mean().item()}
-
 
 class Looks:
     "A curve over the run, on test images."
@@ -129,9 +95,10 @@ class Looks:
         if t in self.at:
             outputs = torch.cat([model(x) for x in self.x.split(2048)])
             hit = (outputs.argmax(1) == self.y).double().mean().item()
+            moments = first_moment(optimizer) if isinstance(optimizer, DPAdam) else {}
             self.curve.append({"step": t, "accuracy": hit,
                                "norm": activation_norm(model, self.x[:2000]),
-                               **first_moment(optimizer)})
+                               **moments})
 
 
 # ---- one run
@@ -187,7 +154,7 @@ def private_run(cell, data, looks):
     for row in found.get("curve", ()):
         row["eps"] = epsilon(q=plan.q, sigma=plan.sigma, steps=row["step"], delta=DELTA)
     if cell["init"] == "statistics":
-        found["stats_found"] = statistics(trainer.model)
+        found["stats_found"] = weight_statistics(trainer.model)
     cell = cell | {"precision": "bf16" if half else "float32"}
     return lines_of(sys.modules[__name__], cell, trainer, seconds, cpu_seconds=round(cpu, 1),
                     test_accuracy=trainer.evaluate(), ema_accuracy=ema.evaluate(trainer), **found)
