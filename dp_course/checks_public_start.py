@@ -80,8 +80,8 @@ def check_centred(
         private, public = features(6, 8), features(20, 8)
         trial.same(truth, private[:5], public)
         trial.same(truth, private, public)
-    with trial.holds("one private image"):
-        trial.same(truth, features(1, 3), features(9, 3))
+    with trial.holds("one feature"):
+        trial.same(truth, features(4, 1), features(9, 1))
     return trial.card()
 
 # %% ../nbs/workshop/checks_public_start.ipynb #40e1e530
