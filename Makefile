@@ -11,7 +11,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel measure clean
+.PHONY: help setup lab train test test-slow test-path test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel measure clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -28,13 +28,14 @@ setup: .venv/.ready ## create .venv with the pinned packages (about 2 minutes an
 	@echo "  3/3 checking that they fit together"; $(BIN)/python -m pip check
 	@touch $@
 
+# tools/lab: JupyterLab's settings, so that its first question is not whether you want news.
 # A student's copy is made once and never overwritten; SOURCE=1 opens the notebooks from which it is made.
 HOME_OF_LAB := $(if $(filter 1,$(SOURCE)),nbs,student)
 
 lab: .venv/.ready ## open the course in JupyterLab, in your own copy: student/ (authors: make lab SOURCE=1)
 	@$(if $(filter 1,$(SOURCE)),,$(BIN)/python tools/student.py)
 	@echo "Starting JupyterLab on $(HOME_OF_LAB)/index.ipynb (stop it with Ctrl-C) ..."
-	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=. $(HOME_OF_LAB)/index.ipynb $(ARGS)
+	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=. --LabApp.app_settings_dir=$(CURDIR)/tools/lab $(HOME_OF_LAB)/index.ipynb $(ARGS)
 
 train: .venv/.ready ## train under (3, 1e-5)-DP: make train [PRESET=resnet20-eps3] [ARGS="--steps 3"]
 	@$(HEAP) $(BIN)/dp-train $(PRESET) $(ARGS)
@@ -57,6 +58,9 @@ test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do:
 	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/test_scattering.py -k kymatio $(ARGS)
 	@echo "3/3 twenty kills ..."
 	@DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_faults.py -k twenty
+
+test-path: .venv/.ready ## every lesson with the installed wheel, from another folder, as a student has it (about ten minutes)
+	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_student_path.py -s $(ARGS)
 
 # nbgrader comes with the extra `teach`: it brings a gradebook (SQLAlchemy, Alembic) that students do not need.
 .venv/.teach: .venv/.ready

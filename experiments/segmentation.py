@@ -4,15 +4,16 @@
     python -m experiments segmentation guesses     majority, row of the pixel, phantoms alone
     python -m experiments segmentation head        from phantoms, the last layer alone
     python -m experiments segmentation norms       from phantoms, last layer and normalizations
+    python -m experiments segmentation patients    the head at eps = 8, the unit being a patient
     python -m experiments segmentation all         from phantoms, every layer, at eps = 8
     python -m experiments segmentation scratch     every layer, from nothing
 
 224 rows, 64 columns (means of eight), base width 16. Nine people with ten scans each; person 1 is
 never tested on, the eight others are, two at a time: four rotations, 70 scans to train on. The
-unit of privacy is a scan. Every private step takes all 70 (q = 1). Learning rate and number of
-steps are chosen on person 1, held out of the first rotation's training people, one seed each; then
-each rotation is trained anew, with a seed of its own, and tested at the last step. Scores are
-means over the seven layers between vitreous and choroid, unless they say otherwise.
+unit of privacy is a scan, but for "patients". Every private step takes all units (q = 1). Learning
+rate and number of steps are chosen on person 1, held out of the first rotation's training people,
+one seed each; then each rotation is trained anew, with a seed of its own, and tested at the last
+step. Scores are means over the seven layers between vitreous and choroid, unless named otherwise.
 """
 import sys
 import time
@@ -49,18 +50,20 @@ NAME = "segmentation"
 DELTA, CLIP, SIZES = 1e-5, .1, dict(base=16, rows=224, columns=64, per_person=10)
 HELD = {rotation: OCT_SUBJECTS[1 + 2*rotation:3 + 2*rotation] for rotation in range(4)}
 TUNED_ON = OCT_SUBJECTS[:1]
-PARTS_OF = {"head": ("head",), "norms": ("head", "norms"), "all": (), "scratch": ()}
+PARTS_OF = {"head": ("head",), "norms": ("head", "norms"), "patients": ("head",), "all": (),
+            "scratch": ()}
 PHANTOM_STEPS, PHANTOM_BATCH = 1500, 16
 RATES = {  # (part, eps) -> settings that are tried
     ("head", 8.): [(lr, steps) for steps in (20, 60) for lr in (4., 16., 64.)],
     ("head", 200.): [(lr, 60) for lr in (16., 64., 256.)],
     ("norms", 8.): [(lr, 20) for lr in (1., 4., 16.)],
     ("norms", 200.): [(lr, 40) for lr in (4., 16., 64.)],
+    ("patients", 8.): [(lr, 20) for lr in (1., 4., 16.)],
     ("all", 8.): [(lr, 20) for lr in (.1, .3, 1.)],
     ("scratch", 8.): [(lr, 30) for lr in (.3, 1., 4.)],
     ("scratch", 200.): [(lr, 60) for lr in (1., 4., 16.)],
 }
-PLAIN = {"head": 100, "norms": 20, "all": 20, "scratch": 80}  # epochs without privacy, Adam at 1e-3
+PLAIN = {"head": 100, "norms": 20, "scratch": 80}  # epochs without privacy, Adam at 1e-3
 
 
 # ---- data
@@ -84,6 +87,17 @@ def split_of(cell, data):
     kept = ~torch.isin(whose, torch.tensor(held))
     rest = data.replace(train_x=data.train_x[kept], train_y=data.train_y[kept])
     return by_person(rest, whose[kept], TUNED_ON)
+
+
+def owners_of(cell):
+    "Whose each training scan is."
+    out = {*HELD[cell["rotation"]], *(TUNED_ON if cell["stage"] == "tune" else ())}
+    return [person for person in owners() if person not in out]
+
+
+def head_alone(cell):
+    "Does only the last layer learn?"
+    return PARTS_OF[cell["part"]] == ("head",)
 
 
 # ---- scores
@@ -220,7 +234,7 @@ def plainly(model, data, cell):
         for idx in torch.randperm(len(data), generator=generator).split(10):
             x, y = data.rows(idx)
             x = data.normalize(x)
-            if cell["part"] != "head":
+            if not head_alone(cell):
                 x, y = (views.tree[:, 0] for views in augment(x, y, generator))
             with half():
                 output = model(x)
@@ -232,10 +246,13 @@ def plainly(model, data, cell):
 
 def privately(model, data, cell):
     "Train on all scans at once, every step."
-    n = len(data)
-    plan = PrivacyPlan(n=n, batch_size=n, steps=cell["steps"], eps=cell["eps"], delta=DELTA)
+    unit = "example"
+    if cell["part"] == "patients":
+        unit, data = "patient", data.replace(groups=owners_of(cell))
+    plan = PrivacyPlan(n=data.units, batch_size=data.units, steps=cell["steps"], eps=cell["eps"],
+                       delta=DELTA, unit=unit)
     engine = bf16_engine(fast_grad_sum) if precision() == "bf16" else fast_grad_sum
-    augment = None if cell["part"] == "head" else multiplicity_with_masks(1, crop=8)
+    augment = None if head_alone(cell) else multiplicity_with_masks(1, crop=8)
     return Trainer(model, data, plan, loss_fn=pixel_loss, clip=FlatClip(CLIP), engine=engine,
                    seed=cell["seed"], micro_batch=8, augment=augment,
                    optimizer=partial(torch.optim.SGD, lr=cell["lr"], momentum=0.),
@@ -264,7 +281,7 @@ def run(
     began = time.perf_counter()
     model = network(cell)
     learner, seen = model, data
-    if cell["part"] == "head":
+    if head_alone(cell):
         learner, seen = model.head, with_features(model, data)
     trainer = None if cell["eps"] is None else privately(learner, seen, cell)
     epochs = plainly(learner, seen, cell) if trainer is None else trainer.fit().plan.steps
@@ -308,7 +325,7 @@ def part(name):
             settings = best(recorded, name, eps)
             if settings:
                 found += [cell_of("final", name, rotation, eps, *settings) for rotation in HELD]
-        return found + [cell_of("final", name, rotation) for rotation in HELD]
+        return found + [cell_of("final", name, rotation) for rotation in HELD if name in PLAIN]
     return cells
 
 

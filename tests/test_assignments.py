@@ -1,10 +1,12 @@
 """The assignments can be taught with: solutions pass, blanks get nothing, mistakes are named,
 copies hold no answer, and a submission can harm nobody but itself.
 
-What needs nbgrader (make test-teach installs it) is skipped without it, with one line.
+What needs nbgrader takes minutes: make test-teach installs it and runs everything; make test
+skips it, with one line, whether nbgrader is there or not.
 """
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -33,9 +35,10 @@ import wrong_handins  # noqa: E402
 from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
 
 CHECKS = dict(a1=a1, a2=a2, a3=a3, a4=a4, a5=a5)
+SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
 needs_nbgrader = pytest.mark.skipif(
-    not importlib.util.find_spec("nbgrader"),
-    reason="nbgrader is not installed: make test-teach installs and runs it")
+    not importlib.util.find_spec("nbgrader") or "DP_COURSE_SLOW" not in os.environ,
+    reason="minutes, and nbgrader: make test-teach installs and runs it")
 needs_lock = pytest.mark.skipif(
     not grade_sandbox.landlock_version(), reason="this kernel cannot lock folders (Landlock)")
 
@@ -109,9 +112,6 @@ def test_there_are_five_with_at_least_four_questions():
         assert len(graded) >= 4 and sum(cell["points"] for cell in graded) == 20
         assert len({cell["grade_id"] for cell in graded}) == len(graded)
         assert re.search(r"\d+-\d+ minutes", cells(name)[0].source)
-
-
-SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, marks=[SLOWLY]*(
@@ -259,6 +259,23 @@ def test_a_given_seed_is_refused(tmp_path, monkeypatch):
     leaderboard.hand_in(replace(make_config("digits-eps3"), epochs=2.), tmp_path/"s")
     monkeypatch.undo()
     assert "the seed '3' was given" in refusals(tmp_path/"s")
+
+
+def test_without_the_data_nothing_is_said_about_a_submission(changed, monkeypatch):
+    def missing(config, seed=None):
+        raise FileNotFoundError("digits: no folder")
+    monkeypatch.setattr(leaderboard, "_prepared", missing)
+    leaderboard._findings.cache_clear()
+    said = refusals(changed)
+    assert said.count(grade.NO_DATA) == 2 and "it has no copy of 'digits'" in said
+    assert grade.NO_DATA == leaderboard.NO_DATA
+    leaderboard._findings.cache_clear()
+
+
+def test_the_same_files_are_verified_once(honest, monkeypatch):
+    leaderboard.findings(honest)
+    monkeypatch.setattr(leaderboard, "_prepared", None)
+    assert refusals(honest) == ""
 
 
 def test_what_is_missing_or_garbage_is_refused(changed):
@@ -419,21 +436,68 @@ def test_the_tables_say_what_the_gradebook_says(graded):
     assert (out/"course/feedback/good/a1/a1.html").exists()
 
 
+CHEATS = {
+    "patches": "import dp_course.exercises as e\ne.Card.score = property(lambda card: (5, 5))\n"
+               "e.Trial.need = lambda *a: None\nimport sys\n"
+               "for m in [m for n, m in sys.modules.items() if n.startswith('checks')]:\n"
+               "    m.points = lambda card, most: float(most)",
+    "takes_over": "import __main__ as m\n"
+                  "fake = dict(output_type='execute_result', metadata={}, execution_count=1,\n"
+                  "            data={'text/plain': '4.0'})\n"
+                  "m.run_cell = lambda *a: dict(outputs=[fake], value=4.)\n"
+                  "m.answer = lambda *a: dict(value=4., score=[5, 5], printed='4.0')\n"
+                  "m._shown = lambda *a: [fake]",
+    "talks_first": "import gc, json, socket, struct\n"
+                   "said = json.dumps(dict(outputs=[], value=4.)).encode()\n"
+                   "for s in [o for o in gc.get_objects() if isinstance(o, socket.socket)]:\n"
+                   "    for _ in range(20):\n"
+                   "        s.sendall(struct.pack('<Q', len(said)) + said)",
+    "reads_the_checks": "import checks.a1 as a1, gc, sys\nleak = debias = lambda *a: 0",
+    "prints": "print('4.0')",
+}
+
+
 @needs_nbgrader
 @needs_lock
-def test_points_are_no_string_and_the_course_is_restored(copies, tmp_path):
-    "Cards and checks that were patched, and results that only look like points, earn nothing."
-    cheat = ("import dp_course.exercises as e\ne.Card.score = property(lambda card: (5, 5))\n"
-             "e.Trial.need = lambda *a: None\nimport sys\n"
-             "for m in [m for n, m in sys.modules.items() if n.startswith('checks')]:\n"
-             "    m.points = lambda card, most: float(most)")
-    with_cells(copies, tmp_path/"s", "cheat", last=cheat)
-    with_cells(copies, tmp_path/"s", "cheat2", first=cheat)
+def test_a_score_cannot_be_forged(copies, tmp_path):
+    "Checks run in another process: what is patched, said or printed in this one earns nothing."
+    for who, source in CHEATS.items():
+        with_cells(copies, tmp_path/"s", who, first=source)
+    with_cells(copies, tmp_path/"s", "at_the_end", last=CHEATS["patches"])
     answer = "def leak(p):\n    return NotImplemented"
     with_cells(copies, tmp_path/"s", "string", answer=answer)
-    with_cells(copies, tmp_path/"s", "extra", first="print('4.0')")
     rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None, feedback=False)
     assert set(totals(rows).values()) == {0}
+    book = nbformat.read(tmp_path/"out/course/autograded/reads_the_checks/a1/a1.ipynb", 4)
+    assert "No module named 'checks'" in str(book.cells[0].outputs)
+
+
+def test_answers_travel_as_plain_data():
+    import numpy as np
+    x = torch.randn(2, 3)
+    given = [1, 2.5, math.inf, "a", None, True, (1, [2]), {"w": x, 3: x.bfloat16()}, x.double(),
+             torch.zeros(0, 4), torch.arange(3), np.float64(2.), np.eye(2), ..., NotImplemented]
+    said = json.loads(json.dumps(grade_sandbox.encode(given)))
+    got = grade_sandbox.decode(said)
+    assert got[:7] == given[:7] and got[-2:] == given[-2:]
+    assert torch.equal(got[7]["w"], x) and torch.equal(got[7][3], x.bfloat16())
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got[8:11], given[8:11]))
+    assert got[11] == 2. and (got[12] == given[12]).all()
+    strange = grade_sandbox.decode(grade_sandbox.encode(object()))
+    assert repr(strange) == "an object of type object"
+    short = {"tensor": "AAAA", "dtype": "float32", "shape": [7]}
+    for bad in (short, {"word": "x"}, {"a": 1, "b": 2}):
+        with pytest.raises((ValueError, RuntimeError, KeyError)):
+            grade_sandbox.decode(bad)
+
+
+def test_errors_keep_their_names():
+    for error in (ValueError("a"), ZeroDivisionError("b"), grade_sandbox.TooMuch("c")):
+        again = grade_sandbox.raised(type(error).__name__, str(error))
+        assert type(again).__name__ == type(error).__name__ and str(again) == str(error)
+    assert isinstance(grade_sandbox.raised("ValueError", ""), ValueError)
+    assert isinstance(grade_sandbox.raised("UnicodeDecodeError", "x"), Exception)
+    assert isinstance(grade_sandbox.raised("SystemExit", "x"), Exception)
 
 
 @needs_nbgrader
@@ -466,7 +530,6 @@ def test_make_says_what_to_do_without_a_folder(tmp_path):
 
 @needs_nbgrader
 @needs_lock
-@pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="minutes: set DP_COURSE_SLOW=1")
 def test_a_hundred_submissions(copies, tmp_path, capsys):
     for i in range(100):
         kind = "student" if i % 5 == 0 else "solution"

@@ -57,8 +57,7 @@ def lab_command(port):
     return [sys.executable, "-m", "jupyter", "lab", *root, "--ServerApp.root_dir=.",
             "--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0",
             "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True",
-            "--LabApp.check_for_updates_class="
-            "jupyterlab.handlers.announcements.NeverCheckForUpdate"]
+            f"--LabApp.app_settings_dir={ROOT}/tools/lab"]
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +120,9 @@ class Desk:
         self.page.goto(f"{self.url}/tree/student/{name}?reset")  # without the last test's tabs
         self.page.locator("#jupyterlab-splash").wait_for(state="detached", timeout=2*MINUTES)
         self.ready(name)
-        news = self.page.get_by_role("button", name="No", exact=True)  # Jupyter's own question
-        if news.count():
-            news.click()
-            news.wait_for(state="detached")
+        self.page.wait_for_timeout(1000)
+        asked = self.page.locator(".Toastify__toast, .jp-Dialog")  # of news, of a kernel
+        assert not asked.count(), asked.first.inner_text()
 
     def ready(self, name):
         "Wait until this notebook is the one shown, its kernel started and idle."

@@ -241,20 +241,22 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(segmentation, "PHANTOM_STEPS", 4)
     monkeypatch.setattr(segmentation, "PLAIN", dict.fromkeys(segmentation.PLAIN, 1))
     monkeypatch.setattr(segmentation, "HELD", {0: (2, 3)})
-    rates = {("head", 8.): [(4., 1), (16., 1)], ("norms", 200.): [(1., 1)]}
+    rates = {("head", 8.): [(4., 1)], ("norms", 200.): [(1., 1)],
+             ("patients", 8.): [(1., 1)]}
     monkeypatch.setattr(segmentation, "RATES", rates)  # each trainer proves a U-Net: seconds
     return tmp_path/"sweep-segmentation.jsonl"
 
 
 def test_every_part_of_the_recipe_runs_and_is_not_repeated(small):
-    for part in ("pretrain", "guesses", "head", "norms", "all", "scratch"):
+    for part in ("pretrain", "guesses", "head", "patients", "norms", "all",
+                 "scratch"):
         assert harness.work(segmentation, part, small, say=lambda *words: None)
     rows = harness.rows_of(segmentation, small)
     assert len(rows) == len(small.read_text().splitlines())/2
     private = [row for row in rows if row["target_eps"]]
     assert all(row["eps"] <= row["target_eps"] and row["q"] == 1 for row in private)
-    assert {row["n"] for row in private if row["stage"] == "final"} == {14}
-    assert {row["n"] for row in private if row["stage"] == "tune"} == {12}
+    assert {row["n"] for row in private if row["stage"] == "final"} == {14, 7}
+    assert {row["n"] for row in private if row["stage"] == "tune"} == {12, 6}
     assert all(len(row["dice"]) == 9 and len(row["boundary"]) == 8 for row in rows)
     before = small.read_text()
     assert harness.work(segmentation, "everything", small, say=lambda *words: None)

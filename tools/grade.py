@@ -23,6 +23,7 @@ import grade_sandbox
 import nbformat
 
 ROOT = assign.ROOT
+NO_DATA = "cannot be verified on this machine"  # as in assignments/leaderboard.py
 BIG = 100*2**20  # bytes: larger files are not copied
 ZERO = dict(cells=[], seconds=0.)
 
@@ -80,8 +81,8 @@ class Sandbox:
             said = (self.folder/"log").read_text()[-2000:]
             raise RuntimeError(f"the sandbox did not start:\n{said}")
 
-    def run(self, folder, cells):
-        "Outputs of cells, run one after the other in a copy of a folder."
+    def run(self, folder, cells, fresh=False):
+        "Outputs of cells, run in turn in a copy of a folder; fresh: no cell is a student's."
         with self.lock:
             self.count += 1
             place = self.folder/str(self.count)
@@ -90,7 +91,7 @@ class Sandbox:
             item.chmod(0o755 if item.is_dir() else 0o644)
         result = place/"result.json"
         job = dict(folder=str(place/"work"), result=str(result), cells=cells, limits=self.limits,
-                   locked=self.locked)
+                   locked=self.locked, fresh=fresh)
         with self.lock:
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
@@ -117,14 +118,16 @@ def run_notebook(sandbox, path, fresh):
     "cell index -> outputs and value, and what went wrong."
     cells = nbformat.read(path, 4).cells
     code = [i for i, cell in enumerate(cells) if cell.cell_type == "code"]
-    apart = [[i] for i in code if cells[i].metadata.get("nbgrader", {}).get("grade_id") in fresh]
-    together = [i for i in code if [i] not in apart]
+    apart = [i for i in code if cells[i].metadata.get("nbgrader", {}).get("grade_id") in fresh]
+    hers = [i for i in code if i not in apart]
     results, whys, seconds = {}, [], 0.
-    for indices in [together, *apart]:
+    for indices in [hers, apart] if apart else [hers]:
         job = [dict(source=cells[i].source, grade=is_graded(cells[i])) for i in indices]
-        found = sandbox.run(path.parent, job)
+        found = sandbox.run(path.parent, job, fresh=indices is apart)
         results |= dict(zip(indices, found["cells"]))
         whys += [found["why"]] if found["why"] else []
+        if indices is apart and NO_DATA in json.dumps(found["cells"]):
+            whys.append(f"{NO_DATA}: its data set is missing here")
         seconds += found["seconds"]
     return dict(results=results, why="; ".join(whys), seconds=seconds)
 
@@ -203,12 +206,13 @@ def scores(course, who, name):
 
 
 def _feedback(course, who, name):
-    "The page that the student gets back; grades do not hang on it."
+    "Write the page that the student gets back; grades do not hang on it. What went wrong."
     from nbgrader.converters import GenerateFeedback
     try:
         assign.convert(GenerateFeedback, assign.settings(course, name, who))
-    except RuntimeError:
-        pass
+    except RuntimeError as error:
+        return f"no feedback page: {str(error).splitlines()[0][:200]}"
+    return ""
 
 
 def _clear(course, who, name):
@@ -258,7 +262,7 @@ def grade(folder, out, jobs=2, limits={}, locked=True, feedback=True, say=print)
         if key not in runs or notes[key].startswith("nbgrader"):
             _zero(course, *key)
         elif feedback:
-            _feedback(course, *key)
+            notes[key] = "; ".join(filter(None, (notes[key], _feedback(course, *key))))
         rows.append((*key, scores(course, *key), notes[key]))
     write_tables(rows, Path(out))
     return rows

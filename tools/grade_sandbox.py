@@ -1,16 +1,23 @@
 """Run notebooks that nobody has read yet: `python tools/grade_sandbox.py FOLDER` reads jobs.
 
 One process imports PyTorch and the course once. For each job, a line of JSON on stdin, it forks
-a supervisor, and that one forks the process in which the student's cells run: with its own copy
-of her folder, no sight of any other, limits on time, memory, output and file size, and no way
-to keep anything running. What comes back is one JSON file per job: outputs of every cell.
+a judge, and that one forks the process in which the student's cells run: with its own copy of her
+folder, no sight of any other, limits on time, memory, output and file size, and no way to keep
+anything running. Hidden checks run with the judge and nowhere else: when one of them calls the
+student's function, the arguments travel to her process, and the answer comes back as plain data.
+What comes out is one JSON file per job: outputs of every cell.
 """
+import ast
+import base64
+import builtins
 import ctypes
 import json
 import os
+import pickle
 import resource
-import select
 import signal
+import socket
+import struct
 import sys
 import time
 import traceback
@@ -18,7 +25,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = dict(seconds=300, cell_seconds=60, memory_mb=3000, file_mb=200, text=20_000)
-MOST = 8*2**20  # bytes of outputs from one notebook
+MOST = 8*2**20    # bytes of outputs from one notebook
+LARGE = 64*2**20  # bytes of one answer
+HIDDEN = "### BEGIN HIDDEN TESTS"
+KIT = ("kit", "lab", "leaderboard")  # what students have, too
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # Landlock's system calls, on every architecture
@@ -98,9 +108,7 @@ def readable_folders():
     found += [ROOT/"dp_course", ROOT/"runs", sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64",
               "/bin", "/etc", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
               "/sys/devices/system", "/dev/urandom", "/dev/null"]
-    data = os.environ.get("DP_COURSE_DATA")
-    found += [data] if data else []
-    found.append(Path.home()/".cache/dp_course")
+    found.append(os.environ["DP_COURSE_DATA"])
     tools = Path(__file__).parent
     return [str(path) for path in found if Path(path).resolve() not in (tools, ROOT/"assignments")]
 
@@ -149,31 +157,6 @@ class Sink:
     def text(self):
         more = f"\n... and {self.lost:,} more characters" if self.lost else ""
         return "".join(self.kept) + more
-
-
-class Originals:
-    "The course as it was before the student's code ran."
-    def __init__(self, packages=("dp_course", "checks", "lab", "leaderboard")):
-        self.kept = []
-        for name, module in list(sys.modules.items()):
-            if name.split(".")[0] in packages:
-                self.kept.append((module, dict(vars(module))))
-                for item in vars(module).values():
-                    if isinstance(item, type) and item.__module__.split(".")[0] in packages:
-                        self.kept.append((item, dict(vars(item))))
-
-    def restore(self):
-        "Undo what was patched in modules and classes."
-        for owner, names in self.kept:
-            now = vars(owner)
-            for name in [n for n in now if n not in names]:
-                delattr(owner, name)
-            for name, value in names.items():
-                if now.get(name) is not value:
-                    try:
-                        setattr(owner, name, value)
-                    except (AttributeError, TypeError):
-                        pass
 
 
 def _too_slow(*_):
@@ -276,10 +259,151 @@ class _Ready:
         return self.data
 
 
-def student(job, pipe):
-    "The process in which a student's cells run."
-    limits, folder = job["limits"], job["folder"]
+# --- what travels between judge and student
+
+
+class Stopped(BaseException):
+    "The other side has gone, or the time is over: no check may catch this."
+
+
+class Channel:
+    "Messages over a socket, with a deadline."
+    def __init__(self, end, deadline=None):
+        self.end, self.deadline, self.why, self.over = end, deadline, "", False
+
+    def _stop(self, why=""):
+        self.why, self.over = why, True
+        raise Stopped(why)
+
+    def _wait(self):
+        if self.deadline is not None:
+            self.end.settimeout(max(.01, self.deadline - time.monotonic()))
+
+    def send(self, data):
+        try:
+            self._wait()
+            self.end.sendall(struct.pack("<Q", len(data)) + data)
+        except TimeoutError:
+            self._stop("stopped: more time than a notebook may take")
+        except OSError:
+            self._stop()
+
+    def _exactly(self, count):
+        parts = []
+        while count:
+            try:
+                self._wait()
+                part = self.end.recv(min(count, 2**20))
+            except TimeoutError:
+                self._stop("stopped: more time than a notebook may take")
+            except OSError:
+                part = b""
+            if not part:
+                self._stop()
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def receive(self, most=2**62):
+        size, = struct.unpack("<Q", self._exactly(8))
+        if size > most:
+            self._stop("stopped: more output than a notebook may have")
+        return self._exactly(size)
+
+
+class Foreign:
+    "An answer of a kind that no check asks for."
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __repr__(self):
+        return f"an object of type {self.kind}"
+
+
+WORDS = {"...": Ellipsis, "NotImplemented": NotImplemented}
+
+
+def encode(x):
+    "An answer as plain data for JSON: numbers, text, lists, tuples, dicts, tensors, arrays."
+    import numpy as np
+    import torch
+    if x is None or type(x) in (bool, int, float, str):
+        return x
+    if x is Ellipsis or x is NotImplemented:
+        return {"word": "..." if x is Ellipsis else "NotImplemented"}
+    if type(x) in (list, tuple):
+        return {type(x).__name__: list(map(encode, x))}
+    if type(x) is dict:
+        return {"dict": [[encode(key), encode(value)] for key, value in x.items()]}
+    if isinstance(x, np.generic):
+        return encode(x.item())
+    if isinstance(x, np.ndarray):
+        return {"array": encode(torch.from_numpy(np.ascontiguousarray(x)).reshape(x.shape))}
+    if isinstance(x, torch.Tensor):
+        flat = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        data = base64.b64encode(flat.numpy().tobytes()).decode()
+        return {"tensor": data, "dtype": str(x.dtype).split(".")[1], "shape": list(x.shape)}
+    return {"foreign": type(x).__name__[:80]}
+
+
+def decode(said):
+    "What `encode` was given; nothing that was sent is ever executed."
+    import torch
+    if type(said) is not dict:
+        return said
+    if "tensor" in said:
+        dtype = getattr(torch, str(said["dtype"]))
+        data = bytearray(base64.b64decode(said["tensor"]))
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
+        return flat.reshape([int(n) for n in said["shape"]])
+    (kind, inside), = said.items()
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(map(decode, inside))
+    if kind == "dict":
+        return {decode(key): decode(value) for key, value in inside}
+    if kind == "array":
+        return decode(inside).numpy()
+    return WORDS[inside] if kind == "word" else Foreign(str(inside))
+
+
+# --- the student's side
+
+
+def line_of(error):
+    "The line of a cell in which it was raised."
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame.line for frame in frames if "ipykernel" in frame.filename
+           or frame.filename.startswith("<ipython")]
+    return f" (your line `{own[-1]}`)" if own and own[-1] else ""
+
+
+def answer(shell, name, args, seed, seconds):
+    "Call a function of hers; what it returned, or what it raised."
+    import torch
+    sink = Sink(1000)
+    sys.stdout = sys.stderr = sink
+    _alarm(seconds)
+    try:
+        torch.manual_seed(seed)
+        if name not in shell.user_ns:
+            raise NameError(f"{name!r} is not defined")
+        said = {"value": encode(shell.user_ns[name](*args))}
+    except BaseException as error:
+        told = str(error)[:300]
+        said = {"raised": [type(error).__name__, told + line_of(error)]}
+    finally:
+        _alarm(0)
+        sys.stdout = sys.stderr = None
+    return {**said, "printed": sink.text()[:1000]}
+
+
+def student(job, end):
+    "The process in which a student's cells run, or those that see her files alone."
+    limits, folder, fresh = job["limits"], job["folder"], job["fresh"]
+    if fresh:
+        import_checks()
     os.chdir(folder)
+    os.environ.setdefault("DP_COURSE_DATA", str(Path.home()/".cache/dp_course"))
     os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder, MPLBACKEND="Agg")
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
@@ -290,18 +414,108 @@ def student(job, pipe):
         lock_folders(readable_folders(), [folder, "/dev/null"])
     signal.signal(signal.SIGALRM, _too_slow)
     signal.signal(signal.SIGPROF, _too_slow)
-    sys.path.insert(0, folder)
-    shell, originals = _make_shell(), Originals()
-    write, dumps = os.write, json.dumps
-    for cell in job["cells"]:
-        if cell["grade"]:
-            originals.restore()
-        line = dumps(run_cell(shell, cell, limits)).encode() + b"\n"
-        while line:
-            line = line[write(pipe, line):]
+    if fresh:
+        limits = {**limits, "cell_seconds": limits["seconds"]}
+    else:
+        sys.path.insert(0, folder)  # a fresh cell imports nothing of hers
+    shell, channel = _make_shell(), Channel(end)
+    while True:
+        what, *rest = pickle.loads(channel.receive())
+        said = run_cell(shell, *rest, limits) if what == "run" else answer(shell, *rest)
+        channel.send(json.dumps(said).encode())
 
 
-# --- its supervisor
+# --- the judge's side
+
+
+def import_checks():
+    import importlib
+    sys.path.insert(0, str(ROOT/"assignments"))
+    return [importlib.import_module(f"checks.{path.stem}")
+            for path in sorted((ROOT/"assignments/checks").glob("a*.py"))]
+
+
+def shown_output(said):
+    "An output as it may be shown: nothing of hers looks like points to nbgrader."
+    kind = said["output_type"]
+    if kind == "error":
+        return _error(str(said["ename"])[:80], str(said["evalue"]), str(said["traceback"][0]))
+    if kind == "stream":
+        return dict(output_type="stream", name="stdout", text=str(said["text"]))
+    data = {str(key): str(value) for key, value in said["data"].items()}
+    return dict(output_type="display_data", data=data, metadata={})
+
+
+def raised(kind, told):
+    "An exception of the same name; only Python's own plain ones are of the same type."
+    own = getattr(builtins, kind, None)
+    plain = isinstance(own, type) and issubclass(own, Exception) and own.__init__ in (
+        Exception.__init__, ValueError.__init__, NameError.__init__)
+    return (own if plain else type(kind[:80], (Exception,), {}))(told[:500])
+
+
+class Remote:
+    "A student's function as a check sees it: it is called in her process."
+    def __init__(self, judge, name):
+        self.judge, self.__name__ = judge, name
+
+    def __call__(self, *args):
+        import torch
+        judge, began = self.judge, time.monotonic()
+        said = judge.ask("call", self.__name__, args, torch.initial_seed(), judge.seconds_left())
+        judge.used += time.monotonic() - began
+        print(str(said.get("printed", ""))[:1000], end="")
+        if "raised" in said:
+            raise raised(*map(str, said["raised"]))
+        return decode(said["value"])
+
+
+class Judge:
+    "Has the student's cells run elsewhere, and runs the hidden checks itself."
+    def __init__(self, channel, job):
+        import cloudpickle
+        self.channel, self.limits, self.fresh = channel, job["limits"], job["fresh"]
+        self.dumps, self.used, self.shell, self.room = cloudpickle.dumps, 0., None, MOST
+        if not self.fresh:
+            for module in import_checks():
+                cloudpickle.register_pickle_by_value(module)
+            self.shell = _make_shell()
+
+    def ask(self, *message, most=LARGE):
+        self.channel.send(self.dumps(message))
+        return json.loads(self.channel.receive(most))
+
+    def seconds_left(self):
+        return max(2, self.limits["cell_seconds"] - self.used)
+
+    def hidden(self, code):
+        "Run a hidden check: outputs, and the points that it ends in."
+        names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+        for name in names - set(vars(builtins)):
+            self.shell.user_ns[name] = Remote(self, name)
+        self.used = 0.
+        cell = dict(source=code, grade=True)
+        return run_cell(self.shell, cell, {**self.limits, "cell_seconds": 0})
+
+    def cell(self, cell):
+        "What comes of one cell."
+        shown, _, code = cell["source"].partition(HIDDEN)
+        apart = cell["grade"] and not self.fresh
+        task = dict(source=shown, grade=False) if apart else cell
+        found = self.ask("run", task, most=self.room)
+        self.room -= len(json.dumps(found))
+        outputs = list(map(shown_output, found["outputs"]))
+        if not apart:
+            return dict(outputs=outputs, value=found["value"])
+        if any(output["output_type"] == "error" for output in outputs):
+            return dict(outputs=outputs, value=None)
+        judged = self.hidden(code)
+        if self.channel.over:
+            raise Stopped
+        return dict(outputs=outputs + judged["outputs"], value=judged["value"])
+
+
+# --- both together
 
 
 def _children(pid):
@@ -324,22 +538,7 @@ def _kill_all(pid):
             pass
 
 
-def _collect(read, deadline):
-    "What the process says, and why we stopped listening."
-    data = b""
-    while True:
-        ready, _, _ = select.select([read], [], [], max(0, deadline - time.monotonic()))
-        if not ready:
-            return data, "stopped: more time than a notebook may take"
-        more = os.read(read, 2**16)
-        if not more:
-            return data, ""
-        data += more
-        if len(data) > MOST:
-            return data, "stopped: more output than a notebook may have"
-
-
-def _first(job, write, alone):
+def _first(job, end, alone):
     "The first process in a world of its own: it waits for the student's, and takes all with it."
     if alone:
         _read_only_but(job["folder"])
@@ -347,11 +546,12 @@ def _first(job, write, alone):
     if not pid:
         code = 1
         try:
-            student(job, write)
-            code = 0
+            student(job, end)
+        except Stopped:
+            code = 0  # the judge has closed the channel: all cells have run
         finally:
             os._exit(code)
-    os.close(write)
+    end.close()
     while True:
         ended, status = os.wait()
         if ended == pid:
@@ -359,20 +559,10 @@ def _first(job, write, alone):
             os._exit(100 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status) % 100)
 
 
-def supervise(job):
-    "Run one job to its end, whatever the end is."
-    _libc.prctl(36, 1, 0, 0, 0)  # orphans come to us
-    read, write = os.pipe()
-    began = time.monotonic()
-    alone = own_namespaces()
-    pid = os.fork()
-    if not pid:
-        os.close(read)
-        _first(job, write, alone)
-    os.close(write)
-    data, why = _collect(read, began + job["limits"]["seconds"])
+def _end(pid, patience):
+    "The status of a process that is about to end, or that is made to."
     ended, status = os.waitpid(pid, os.WNOHANG)
-    for _ in range(0 if why else 100):  # it has closed its pipe: it is about to end
+    for _ in range(patience):
         if not ended:
             time.sleep(.01)
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -381,21 +571,45 @@ def supervise(job):
         _, status = os.waitpid(pid, 0)
     for orphan in _children(os.getpid()):
         _kill_all(orphan)
+    return status
+
+
+def _why(status):
+    "Why a process ended before its cells had run."
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-    if not why and code:
-        why = f"the process was killed by signal {code - 100}" if code > 100 else (
-            f"the process ended itself (exit code {code})")
-    if not why and data.count(b"\n") < len(job["cells"]):
-        why = "the process ended itself"
+    if code > 100:
+        return f"the process was killed by signal {code - 100}"
+    return f"the process ended itself (exit code {code})" if code else "the process ended itself"
+
+
+def supervise(job):
+    "Run one job to its end, whatever the end is."
+    _libc.prctl(36, 1, 0, 0, 0)  # orphans come to us
+    ours, theirs = socket.socketpair()
+    began = time.monotonic()
+    alone = own_namespaces()
+    pid = os.fork()
+    if not pid:
+        ours.close()
+        _first({key: job[key] for key in ("limits", "folder", "fresh", "locked")}, theirs, alone)
+    theirs.close()
+    channel = Channel(ours, began + job["limits"]["seconds"])
     cells = []
-    for line in data.split(b"\n")[:-1]:
-        try:
-            cells.append(json.loads(line))
-        except ValueError:
-            break
-    finished = dict(cells=cells, why=why, seconds=round(time.monotonic() - began, 2))
+    try:
+        judge = Judge(channel, job)
+        for cell in job["cells"]:
+            cells.append(judge.cell(cell))
+    except Stopped:
+        pass
+    except Exception as error:  # what came back was no answer
+        channel.why = channel.why or f"stopped: {type(error).__name__}: {error}"
+    ours.close()
+    finished = len(cells) == len(job["cells"])
+    status = _end(pid, 0 if channel.why else 100)
+    why = "" if finished else channel.why or _why(status)
+    result = dict(cells=cells, why=why, seconds=round(time.monotonic() - began, 2))
     written = Path(job["result"] + ".part")
-    written.write_text(json.dumps(finished))
+    written.write_text(json.dumps(result))
     written.rename(job["result"])
 
 
@@ -405,13 +619,16 @@ def serve():
     sys.path.insert(0, str(ROOT))
     import importlib
 
+    import cloudpickle  # noqa: F401
     import IPython  # noqa: F401
     import nbformat  # noqa: F401
+    import sklearn.datasets  # noqa: F401
     import torch
 
     import dp_course.train  # noqa: F401
-    for path in sorted((ROOT/"assignments/checks").glob("a*.py")):
-        importlib.import_module(f"checks.{path.stem}")
+    for name in KIT:
+        importlib.import_module(name)
+    sys.path.remove(str(ROOT/"assignments"))
     torch.set_num_threads(1)
     print("ready", flush=True)
     for line in sys.stdin:

@@ -1,4 +1,5 @@
-"Run the notebooks and save their outputs; render README.md from the index."
+"Run the notebooks and save their outputs; render README.md and its picture from the index."
+import base64
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from nbclient.exceptions import CellExecutionError
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
+INDEX = ROOT/"nbs/index.ipynb"
+PICTURE = "docs/ladder.png"
 NOTE = "<!-- Written by `make readme` from nbs/index.ipynb: edit there. -->\n\n"
 
 
@@ -40,12 +43,28 @@ def has_tag(cell, tag):
     return tag in cell.metadata.get("tags", [])
 
 
-def readme(index=ROOT/"nbs/index.ipynb"):
+def picture(index=INDEX):
+    "The picture of README.md, as the index has saved it."
+    cells = nbformat.read(index, as_version=4).cells
+    outputs = next(cell for cell in cells if has_tag(cell, "picture")).outputs
+    return base64.b64decode(next(o.data["image/png"] for o in outputs if "image/png" in o.data))
+
+
+def described(caption):
+    "What a figure shows, in words, and the prose that follows."
+    return re.match(r"(?s)\*Figure: (.+?)\*\s*(.*)", caption.source).groups()
+
+
+def readme(index=INDEX):
     "The text of README.md: the index as Markdown, with links relative to the repository root."
     notebook = nbformat.read(index, as_version=4)
     notebook.metadata["language_info"] = {"name": "python"}  # it names the code blocks
     notebook.cells = [cell for cell in notebook.cells if not has_tag(cell, "hide")]
     for i, cell in enumerate(notebook.cells):
+        if has_tag(cell, "picture"):
+            said, below = described(notebook.cells[i + 1])
+            notebook.cells[i] = nbformat.v4.new_markdown_cell(f"![{said}](../{PICTURE})")
+            notebook.cells[i + 1].source = below
         if has_tag(cell, "table"):  # shows its result, not its code
             table = cell.outputs[0]["data"]["text/markdown"]
             notebook.cells[i] = nbformat.v4.new_markdown_cell(table)
@@ -58,6 +77,7 @@ def main(argv):
     command, *files = argv
     if command == "readme":
         (ROOT/"README.md").write_text(readme(), encoding="utf-8")
+        (ROOT/PICTURE).write_bytes(picture())
         return 0
     failed = []
     for path in map(Path, files):

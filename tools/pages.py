@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -39,8 +40,8 @@ def has_tag(cell, tag):
 
 def caption(cell):
     "First sentence of the prose under a figure: it says what is to be seen."
-    found = re.match(r"\*(?:Figure|Diagram|Film): (.+?)(?:\. |\.?\*$)", cell.source, re.M)
-    return found[1].replace("*", "") if found else "A figure; the text around it says what it shows"
+    found = re.search(r"^\*(?:Figure|Diagram|Film)[:.,] (.+?)(?:\. |\.?\*)", cell.source, re.M)
+    return found[1] if found else ""
 
 
 def has_figure(cell):
@@ -48,11 +49,20 @@ def has_figure(cell):
                for kind in output.get("data", ()))
 
 
+def with_prose(cells):
+    "Every cell with the next prose cell; the last ones with an empty one."
+    prose, pairs = nbformat.v4.new_markdown_cell(), []
+    for cell in reversed(cells):
+        pairs.append((cell, prose))
+        prose = cell if cell.cell_type == "markdown" else prose
+    return pairs[::-1]
+
+
 def prepared(notebook):
     "A notebook as the site shows it: solutions folded, without the line that names the module."
     notebook.metadata.pop("widgets", None)  # sliders are dead without a kernel
     kept = []
-    for cell, after in zip(notebook.cells, [*notebook.cells[1:], notebook.cells[0]]):
+    for cell, after in with_prose(notebook.cells):
         if has_figure(cell):
             cell.metadata["mystnb"] = {"image": {"alt": caption(after)}}
         if cell.source.startswith("#| default_exp"):
@@ -84,30 +94,40 @@ def copy_notebooks(source, nbs=ROOT/"nbs"):
 # --- the landing page
 
 
-def short(row):
-    "A rung's name for a narrow screen."
-    budget = "" if math.isinf(row.eps) else f", eps {row.eps:g}"
-    return textwrap.fill(f"{row.name}{budget}", 26)
+def plain(row):
+    "A rung without the budget in its name: that stands behind it."
+    return replace(row, name=row.name.split("-eps")[0])
+
+
+def short(row, rows):
+    "A rung's name for a narrow screen; its network where two have the same name."
+    twice = sum((other.name, other.eps) == (row.name, row.eps) for other in rows) > 1
+    name = f"{row.name}, {row.model}" if twice else row.name
+    budget = "" if math.isinf(row.eps) else f", eps\N{NO-BREAK SPACE}{row.eps:g}"
+    return textwrap.fill(f"{name}{budget}", 30)
 
 
 def draw_ladder(file):
-    "Draw our records between the report and the literature; words for whoever cannot see it."
+    "Draw our records between the report and the literature: wide, and for a phone."
     import matplotlib
     matplotlib.use("Agg")
-    from dp_course.ladder import OPEN, plot_ladder
+    from matplotlib.patches import Patch
+
+    from dp_course.ladder import OPEN, SOURCES, plot_ladder
     from dp_course.results import ladder, results
     run = [row for row in results() if "runs" in row and not row.get("changed")]
-    rows = [*OPEN, *ladder(run)]
+    rows = [plain(row) for row in [*OPEN, *ladder(run)] if row.source != "ours" or row.eps == 3]
     axes = plot_ladder(rows, TITLE)
     axes.figure.savefig(file, dpi=200, bbox_inches="tight")
-    axes.set_yticks(range(len(rows)), [short(row) for row in rows], fontsize=8)
-    axes.figure.set_size_inches(4.4, .8 + .3*len(rows))
+    axes.set_yticks(range(len(rows)), [short(row, rows) for row in rows],
+                    fontsize=7)
+    axes.set_title(textwrap.fill(TITLE, 30), loc="left", x=-.6, fontsize=11)
+    axes.set_xlabel("test accuracy (%)")
+    axes.figure.set_size_inches(4.4, 1.6 + .3*len(rows))
+    used = dict.fromkeys(row.source for row in rows)
+    axes.legend([Patch(color=SOURCES[name]) for name in used], used, ncol=2, fontsize=8,
+                frameon=False, loc="upper right", bbox_to_anchor=(1., -.1))
     axes.figure.savefig(file.with_stem("ladder-phone"), dpi=200, bbox_inches="tight")
-    ours = [row for row in rows if row.source == "ours"]
-    best = max(ours, key=lambda row: row.accuracy)
-    return (f"Bars of test accuracy: without privacy up to {max(r.accuracy for r in OPEN):.1f} %, "
-            f"then the report's, ours up to {best.accuracy:.1f} % at eps = {best.eps:g} "
-            f"({best.name}), and published ones at their own eps.")
 
 
 def kept_links(text, folder):
@@ -117,13 +137,12 @@ def kept_links(text, folder):
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)\)", kept, text)
 
 
-def landing(alt):
-    "README with the ladder under its first paragraph, and links as they are in the site."
+def landing():
+    "README with a ladder that knows phones, and links as they are in the site."
     text = (ROOT/"README.md").read_text(encoding="utf-8")
     text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](")
-    head, first, rest = text.split("\n\n", 2)
-    picture = PICTURE.format(alt=alt)
-    return "\n\n".join([head, first, picture, rest])
+    said = re.search(r"!\[(.+?)\]\(docs/ladder\.png\)", text)
+    return text.replace(said[0], PICTURE.format(alt=said[1]))
 
 
 def contents(caption, paths, depth=1):
@@ -279,11 +298,13 @@ def prepare(source):
         rows.append((f"{name}.md", name, said))
     write(source/"api/index.md", listing(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
-    alt = draw_ladder(source/"static/ladder.png")
+    (source/"ladder.png").unlink()  # of README
+    draw_ladder(source/"static/ladder.png")
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
+    teach = teach.replace("](../README.md#", "](../index.md#")
     write(source/"assignments/README.md", kept_links(teach, source/"assignments"))
     write(source/"index.md", "\n\n".join([
-        kept_links(landing(alt), source), contents("Lessons", lessons),
+        kept_links(landing(), source), contents("Lessons", lessons),
         contents("Behind them", ["workshop/index", "api/index", "assignments/README"])]))
 
 
