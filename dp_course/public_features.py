@@ -94,11 +94,7 @@ class PublicMetric:
         z = z.float()
         self.mean = z.mean(0)
         inner = self.mean if y is None else _class_means(z, y)[y]
-        covariance = sum(part.T @ part for part in (z - inner).split(chunk))
-        values, vectors = torch.linalg.eigh(covariance.double())
-        values = values.clamp(min=0)/values.mean()
-        turn = vectors @ torch.diag((values + ridge)**-power) @ vectors.T
-        self.turn = turn.float()
+        self.turn = _turn(z - inner, power, ridge, chunk) if power else None
         self.scale = 1.
         square = sum(self(part).square().sum() for part in z.split(chunk))
         self.scale = (z.numel()/square).sqrt().item()
@@ -107,7 +103,16 @@ class PublicMetric:
         self,
         z,  # (...,f)
     ):      # (...,f), each row on its own
-        return self.scale*((z.float() - self.mean) @ self.turn)
+        centred = z.float() - self.mean
+        return self.scale*(centred if self.turn is None else centred @ self.turn)
+
+
+def _turn(z, power, ridge, chunk):
+    "(f,f): the matrix that evens out the directions of centred features."
+    covariance = sum(part.T @ part for part in z.split(chunk))
+    values, vectors = torch.linalg.eigh(covariance.double())
+    values = values.clamp(min=0)/values.mean()
+    return (vectors @ torch.diag((values + ridge)**-power) @ vectors.T).float()
 
 
 def _class_means(z, y):

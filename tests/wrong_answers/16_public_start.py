@@ -1,0 +1,23 @@
+"Wrong answers to the exercises of 16_public_start: check -> words of the diagnosis -> code."
+WRONG = {
+    "check_noise_length": {
+        "sqrt(d), not d": "lambda d, s, c, b: s*c*d/b",
+        "there are d of them": "lambda d, s, c, b: s*c/b",
+        "not by its root": "lambda d, s, c, b: s*c*math.sqrt(d/b)",
+        "sigma times the bound": "lambda d, s, c, b: s*math.sqrt(d)/b",
+        "divide by the batch": "lambda d, s, c, b: s*c*math.sqrt(d)"},
+    "check_centred": {
+        "that is the private mean":
+            "lambda x, z: (x - x.mean(0))*(x.shape[1]/(x - x.mean(0)).square().sum(1).mean())**.5",
+        "the scale is private":
+            "lambda x, z: (x - z.mean(0))*(x.shape[1]/(x - z.mean(0)).square().sum(1).mean())**.5",
+        "a length of its own":
+            "lambda x, z: (x - z.mean(0))*x.shape[1]**.5/(x - z.mean(0)).norm(dim=1)[:, None]",
+        "is not f yet": "lambda x, z: x - z.mean(0)"},
+    "check_paired": {
+        "1/sqrt(k) of it": "lambda a, b: ((a - b).mean(), (a - b).std())",
+        "spread of the differences":
+            "lambda a, b: ((a - b).mean(), ((a.var() + b.var())/len(a)).sqrt())",
+        "subtracted from a": "lambda a, b: ((b - a).mean(), (a - b).std()/len(a)**.5)",
+        "divides by k - 1": "lambda a, b: ((a - b).mean(), (a - b).std(correction=0)/len(a)**.5)"},
+}
