@@ -76,7 +76,7 @@ grade: .venv/.teach ## grade a folder of notebooks: make grade SUBMISSIONS=dir [
 	@test -n "$(SUBMISSIONS)" || { echo "which folder? make grade SUBMISSIONS=dir, with dir/ada/a1.ipynb or dir/ada_a1.ipynb"; exit 2; }
 	@$(BIN)/python tools/grade.py "$(SUBMISSIONS)" $(ARGS)
 
-test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and a hundred submissions (about five minutes)
+test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and a hundred submissions (ten minutes or more)
 	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_assignments.py $(ARGS)
 
 # Playwright has a folder of its own beside the environment; it drives the system's Chromium.

@@ -82,7 +82,7 @@ def unknown(path):
 
 
 def main(argv):
-    found = {word.lower(): (path.name, around)
+    found = {word.lower().removesuffix("'s"): (path.name, around)
              for path in files() for word, around in unknown(path)}
     for word, (name, around) in sorted(found.items()):
         print(f"{word:20} {name}: ... {around} ...")
