@@ -34,6 +34,7 @@ def mathml(tex, block=False):
     tex = re.sub(rf"(\\underbrace{BRACES})_{BRACES}", r"\\underset\3{\1}", tex)
     tex = re.sub(r"\\(big|Big|bigg|Bigg)(?![A-Za-z])", r"\\\1l", tex)
     tex = tex.replace("\\dots ", "\\ldots ")
+    tex = re.sub(r"\\[td]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", tex)
     return latex2mathml.tex2mathml(tex, as_block=block)
 
 

@@ -116,6 +116,14 @@ def test_engines_are_exact_on_what_moves(what):
     assert whole <= 5*.3*(1 + 1e-9)
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     assert not set(frozen) & set(fast) and bool(frozen) == (what != "all")
+    kinds = {"head": (), "norms": ("GroupNorm",), "adapters": ("Adapter",)}.get(what)
+    if kinds is not None:
+        expected = {f"{len(model) - 1}.{part}" for part in ("weight", "bias")}
+        for name, m in model.named_modules():
+            if type(m).__name__ in kinds:
+                own = [n for n, _ in m.named_parameters() if not n.startswith("conv.")]
+                expected |= {f"{name}.{n}" for n in own}
+        assert set(fast) == expected
 
 
 # -- features --------------------------------------------------------------------------------------
