@@ -2,6 +2,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -233,3 +234,49 @@ def test_parts_end_and_test_once(monkeypatch):
 def test_nothing_is_asked_for_without_a_network(monkeypatch):
     monkeypatch.setattr(recipe, "is_there", lambda net: False)
     assert not any(part([]) for part in recipe.PARTS.values())
+
+
+# -- what the lesson says of a record that is not whole --------------------------------------------
+
+def lesson(rows):
+    "The cells that read the record, run on made-up rows."
+    path = Path(__file__).resolve().parent.parent/"nbs/16_public_start.ipynb"
+    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]
+             if cell["cell_type"] == "code"]
+    names = {"faked": rows}
+    for start in ("#| default_exp", "from dp_course.data", "#| export\nimport", "#| export\nTHEIRS",
+                  "made_up", "near(sum(", "def labelled"):
+        cell, = [cell for cell in cells if cell.startswith(start)]
+        exec(cell.replace("rows = recorded()", "rows = faked"), names)
+    return names
+
+
+def row(net, eps=2.12, stage="final", accuracy=.7, **said):
+    usual = dict(kind_of_run="head", layers="last", k=1, mean=True, power=.25, within=True, seed=0)
+    return usual | dict(net=net, target_eps=eps, stage=stage, accuracy=accuracy) | said
+
+
+def test_the_lesson_shows_what_the_search_chose():
+    for power, other in (0., .25), (.25, 0.):
+        rows = [row("max-100", stage="tune", power=other, accuracy=.6),
+                row("max-100", stage="tune", power=power, accuracy=.8),
+                row("max-100", power=power, accuracy=.7), row("max-100", power=None, accuracy=.1),
+                row("max-100", power=other, accuracy=.2),
+                row("half-rand-50", .32, power=power, accuracy=.5)]
+        names = lesson(rows)
+        assert names["beside"]("max-100", 2.12)[0] == 70.
+        assert names["beside"]("half-rand-50", .32)[0] == 50.
+        assert names["beside"]("max-100", .32) == "not run yet"
+    for k, layers in (1, "last"), (4, "several"):
+        found = dict(k=k, layers=layers)
+        rows = [row("public-net", 2., "tune", .9, **found), row("public-net", 2., "tune", .5, k=2),
+                row("public-net", 2., accuracy=.8, **found), row("public-net", 2., k=2)]
+        assert lesson(rows)["table"][1]["ours: mean, std, seeds"][0] == 80.
+
+
+def test_three_kinds_are_not_tested_by_design():
+    tuned = [row("public-net", 2., "tune", kind_of_run="layers", what=what) for what in N.MOVING]
+    assert {lesson(rows)["tested"]("norms") for rows in ([], tuned)} == {"not run yet"}
+    names = lesson(tuned + [row("public-net", 2., kind_of_run="layers", what="norms")])
+    said = [names["tested"](what) for what in N.MOVING]
+    assert said.count("not tested, by design") == 3 and names["tested"]("norms")[0] == 70.

@@ -166,3 +166,115 @@ def test_the_whole_plan_ends():
     finals = [row for row in rows if row["stage"] == "final" and row["part"] == "activations"]
     assert {(row["task"], row["act"]) for row in finals} == {
         (task, act) for task in shoe.TASKS for act in shoe.START}
+
+
+# ---- what the lesson says of a record that is not whole
+
+SHOWN = ("dp_course shoe", "ROWS =", "TASKS =", "titles =", "def searched", "THEIRS =", "def race",
+         "SIZES =", "fig, axes = panels([\"Fashion", "def dp_sgd", "STARTS =", "def gap(", "def last",
+         "def adam_gap", "usual, like")
+
+
+def lesson(rows, monkeypatch):
+    "The cells that read the record, run on made-up rows: their names, and what the figures say."
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    monkeypatch.setattr(plt, "show", lambda: None)
+    path = Path(__file__).resolve().parent.parent/"nbs/15_shoe.ipynb"
+    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]
+             if cell["cell_type"] == "code"]
+    names = {"everything": type("Data", (), {"name": "toys"}), "watches": {}}
+    exec(next(cell for cell in cells if cell.startswith("#| default_exp")), names)
+    real = names["sweep"]
+    names["sweep"] = lambda name: rows if name == "shoe" else real(name)
+    said = {}
+    for start in SHOWN[1:]:
+        cell, = [cell for cell in cells if cell.startswith(start)]
+        names.pop("fig", None)
+        exec(cell, names)
+        for ax in names["fig"].axes if "fig" in names else ():
+            labels = ax.get_legend() and [t.get_text() for t in ax.get_legend().get_texts()]
+            words = " ".join([ax.get_xlabel(), *(t.get_text() for t in ax.texts)])
+            said.setdefault(start, []).append((words, labels))
+    plt.close("all")
+    return names, said
+
+
+def row(part, stage="final", **said):
+    look = {"step": 1, "eps": .1, "accuracy": .7, "norm": 20., "moment": .1, "ratio": .5}
+    usual = dict(part=part, stage=stage, task="fashion", act="tanh", k=16, k2=32, private=True,
+                 optimizer="sgd", batch_size=2048, lr=4., max_norm=.1, seed=0, accuracy=.8)
+    return usual | {"curve": [look | {"norm": 10.}, look | {"step": 2, "eps": 2.7}]} | said
+
+
+def three(part, accuracy, **said):
+    return [row(part, seed=seed, accuracy=accuracy + seed/1000, **said) for seed in range(3)]
+
+
+def judged(names):
+    return {claim: (ours, word) for claim, _, (ours, word) in names["CLAIMS"]}
+
+
+def test_the_lesson_without_rows_and_with_tuning_rows_only(monkeypatch):
+    parts = "activations", "capacity", "meanvar", "adam", "plain"
+    for rows in [], [row(part, "tune", task=task) for part in parts for task in shoe.TASKS]:
+        names, said = lesson(rows, monkeypatch)
+        said["titles ="].pop(0)  # the lesson's own small run
+        assert len(said) == 5
+        for panels in said.values():
+            assert all("not run yet" in words for words, _ in panels)
+        words = [word for _, word in judged(names).values()]
+        assert words.count("not run yet") == 11  # the twelfth is lesson 09's record
+        assert names["searched"]("fashion", "sigmoid")["rate"] == "not run yet: `... shoe sigmoid`"
+        state = names["searched"]("fashion", "tanh")["rate"]
+        assert state == ("search not over" if rows else "not run yet: `... shoe activations`")
+        assert "shoe sigmoid" in names["race"]("fashion", "sigmoid")["ours, 10 epochs"]
+
+
+def test_a_panel_names_what_is_lacking_and_has_a_legend_of_the_rest(monkeypatch):
+    rows = three("activations", .85) + [row("capacity", k=4, k2=4, private=False)]
+    _, said = lesson(rows, monkeypatch)
+    words, labels = said["THEIRS ="][0]
+    assert words.endswith("not run yet: ... shoe activations, sigmoid, plain, long")
+    assert {"tanh", "tanh, theirs"} <= set(labels)
+    words, labels = said["titles ="][1]
+    assert words.endswith("... shoe activations, plain") and labels == ["tanh, private"]
+    words, labels = said['fig, axes = panels(["Fashion'][0]
+    assert words.endswith("... shoe adam") and labels == ["DP-SGD, eps = 2.7"]
+    assert said['fig, axes = panels(["Fashion'][2][1] == ["noise alone"]
+    words, labels = said["SIZES ="][0]
+    assert words.endswith("... shoe capacity") and labels == ["plain"]
+
+
+@pytest.mark.parametrize("moment, ratio, word", [(.2, .4, "holds"), (.05, .9, "no")])
+def test_the_first_moment_is_judged_and_not_the_ratio(moment, ratio, word, monkeypatch):
+    look = {"step": 2, "accuracy": .8, "norm": 1., "moment": moment, "ratio": ratio}
+    rows = three("adam", .8, curve=[look]) + [row("adam", private=False)]
+    names, _ = lesson(rows, monkeypatch)
+    ours, found = judged(names)["Adam's first moment is larger under DP"]
+    assert found == word and ours == f"m: 0.1 -> {moment:g} (over root v: 0.50 -> {ratio:.2f})"
+
+
+@pytest.mark.parametrize("accuracy, word", [(.80, "holds: it is worse"), (.90, "no: better"),
+                                            (.85, "no difference seen")])
+def test_no_better_is_another_claim_than_equal(accuracy, word, monkeypatch):
+    names, _ = lesson(three("activations", .85) + three("adam", accuracy), monkeypatch)
+    assert judged(names)["DP-Adam is no better than DP-SGD"][1] == word
+
+
+def test_rates_are_compared_times_their_thresholds(monkeypatch):
+    own = three("activations", .8, act="sigmoid", lr=16., max_norm=.1)
+    names, _ = lesson(own, monkeypatch)
+    claim = "a sigmoid needs a larger rate"
+    assert judged(names)[claim][0] == "not run yet: `... shoe activations`"
+    names, _ = lesson(own + three("activations", .8, lr=1., max_norm=.4), monkeypatch)
+    assert judged(names)[claim] == ("rate x C: 4x", "holds")
+
+
+def test_both_data_sets_are_held_to_their_means(monkeypatch):
+    rows = three("long", .857) + three("long", .979, task="mnist")
+    names, _ = lesson(rows, monkeypatch)
+    found = judged(names)
+    assert found["tanh reaches their mean, Fashion"] == ("85.80 +- 0.10, bar 86.1: missed", "holds")
+    assert found["tanh reaches their mean, MNIST"] == ("98.00 +- 0.10, bar 98.0: passed", "holds")
