@@ -171,8 +171,8 @@ def test_the_whole_plan_ends():
 # ---- what the lesson says of a record that is not whole
 
 SHOWN = ("dp_course shoe", "ROWS =", "TASKS =", "titles =", "def searched", "THEIRS =", "def race",
-         "SIZES =", "fig, axes = panels([\"Fashion", "def dp_sgd", "STARTS =", "def gap(", "def last",
-         "def adam_gap", "usual, like")
+         "SIZES =", "fig, axes = panels([\"Fashion", "def dp_sgd", "STARTS =", "def gap(",
+         "def last", "def adam_gap", "usual, like")
 
 
 def lesson(rows, monkeypatch):
