@@ -260,7 +260,8 @@ class PublicRun:
 # %% ../nbs/workshop/public_nets.ipynb #af46a7cf
 def _save_public_encoder(run):
     "Write all weights but the last layer's, in bfloat16, with where they come from."
-    about = asdict(run.config) | dict(step=run.t, steps=run.steps, data=run.data.name)
+    about = asdict(run.config) | dict(model=run.config.net, step=run.t, steps=run.steps,
+                                      data=run.data.name)
     weights = {name: v.bfloat16() for name, v in encoder_state(run.model).items()}
     state = {"kind": "dp_course encoder 1", "about": json.dumps(about), "weights": weights}
     save_atomic(state, run.file(".pt"))

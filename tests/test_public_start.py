@@ -14,6 +14,8 @@ from dp_course.core import near
 from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
 from dp_course.engines import fast_grad_sum
+from dp_course.models import resnet20
+from dp_course.pretrain import load_start
 from dp_course.records import flat_row, read_record
 from experiments import harness
 from experiments import public_start as recipe
@@ -66,6 +68,12 @@ def test_a_public_training_learns_and_says_so(trained):
     assert lines[-1]["finished"] and lines[-1]["public_accuracy"] > .6
     losses = [line["loss"] for line in lines if line["kind"] == "epoch"]
     assert losses[-1] < losses[0]
+
+
+def test_a_public_encoder_offered_to_another_network_is_refused_by_name(trained):
+    run, out = trained
+    with pytest.raises(ValueError, match=f"{run.config.net}: it does not fit this network"):
+        load_start(resnet20(), out/"small.pt")
 
 
 def test_every_example_is_seen_once_an_epoch():
