@@ -104,17 +104,24 @@ class Threads(Peers):
 
 
 def in_threads(world, work):
+    "What `work(peers)` gave in each thread; the first error of a thread is raised here."
     hall = {"box": [None]*world, "barrier": threading.Barrier(world, timeout=30)}
-    results = [None]*world
+    results, errors = [None]*world, []
 
     def go(rank):
-        results[rank] = work(Threads(rank, world, hall))
+        try:
+            results[rank] = work(Threads(rank, world, hall))
+        except Exception as error:
+            errors.append(error)
+            hall["barrier"].abort()
 
     threads = [threading.Thread(target=go, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
     return results
 
 
