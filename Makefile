@@ -90,7 +90,7 @@ chromium:
 	  test "$$(id -u)" = 0 && command -v apt-get && apt-get update -qq && apt-get install -y -qq chromium; } || { \
 	  echo "Chromium is missing, and only root can install it: sudo apt-get install chromium"; exit 1; }
 
-test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, two lessons, pictures in out/browser (two minutes)
+test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, three lessons, pictures in out/browser (three minutes)
 	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/test_browser.py $(ARGS)
 
 measure: .venv/.ready ## how densely the notebooks are written

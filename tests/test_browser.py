@@ -276,15 +276,24 @@ def wrongly_and_rightly(desk, check, wrong, diagnosis, right):
     assert "✗" not in said and "□" not in said and "■" in said, said
 
 
-def shows_progress(desk, lesson, exercises):
+def solutions(lesson):
+    "(check, code) of every exercise, from the authors' notebook: a student's copy has none."
+    for cell in nbformat.read(ROOT/f"nbs/{lesson}.ipynb", 4).cells:
+        if "solution" in cell.metadata.get("tags", []):
+            code, call = cell.source.removeprefix("# solution\n").rstrip().rsplit("\n", 1)
+            yield call.partition("(")[0], code.rstrip()
+
+
+def shows_progress(desk, lesson, exercises, solved=1):
     said = desk.write_below("from dp_course.exercises import progress\nprogress()")
     desk.shot("progress")
-    marks = rf"{lesson}\s+□*■□*\s+1 of {exercises}"
+    one = "□*■□*" if solved == 1 else "■"*solved
+    marks = rf"{lesson}\s+{one}\s+{solved} of {exercises}"
     assert re.search(marks, said), said
     assert not desk.errors, desk.errors
 
 
-# --- two lessons
+# --- three lessons
 
 RIGHT_SUM = """def micro_sum(model, loss_fn, x, y, clip, size):
     pieces = zip(x.split(size), y.split(size))
@@ -318,6 +327,17 @@ def test_second_lesson(desk):
     right = "def sum_moves(low, high):\n    return max(abs(low), abs(high)), high - low"
     wrongly_and_rightly(desk, "check_sum_moves", wrong, "her whole value", right)
     shows_progress(desk, "01_definition", 5)
+
+
+def test_by_hand_to_the_last_exercise(desk):
+    desk.open("02_by_hand.ipynb")
+    ran(desk)
+    desk.sees("Diagram(", "diagram")
+    answers_ = list(solutions("02_by_hand"))
+    for check, code in answers_:
+        said = desk.try_answer(check, code, check)
+        assert "✗" not in said and "□" not in said and "■" in said, said
+    shows_progress(desk, "02_by_hand", len(answers_), len(answers_))
 
 
 def test_trainer(desk):
