@@ -10,23 +10,20 @@ __all__ = ['TASKS', 'NETS', 'TRAININGS', 'MOVING', 'transfer_cnn', 'ResidualPair
 # %% ../nbs/workshop/public_nets.ipynb #1f78ece7
 import argparse
 import json
-import math
 import sys
-import time
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .checkpoints import load_checked, save_atomic
-from .core import keep_memory, machine, patch_to
+from .checkpoints import load_checked
+from .core import keep_memory, patch_to
 from .data import load
 from .models import WSConv2d, sixteen_groups
-from .pretrain import encoder_state
-from .records import Record, code_version
+from .slices import SlicedRun, exit_code, slice_options
 from .views import views
 
 # %% ../nbs/workshop/public_nets.ipynb #b0c28c0f
@@ -226,46 +223,20 @@ def public_step(
     return loss.item()
 
 # %% ../nbs/workshop/public_nets.ipynb #6e9938a8
-class PublicRun:
+class PublicRun(SlicedRun):
     "A training on public images that can be cut anywhere and picked up."
     def __init__(self, config:PublicTraining, data, out="out"):
-        self.config = config
         self.data = data
-        self.out = Path(out)
         channels, size = data.train_x.shape[1:3]
-        model = config.network(channels, size, self.out)
-        self.model = model.to(memory_format=torch.channels_last)
+        model = config.network(channels, size, out).to(memory_format=torch.channels_last)
         trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trained, config.lr, config.momentum, nesterov=True,
-                                         weight_decay=config.weight_decay)
-        self.steps = config.steps(len(data))
-        self.t = 0
-        self.seconds = 0.
-
-    def file(self, suffix):
-        return self.out/f"{self.config.name}{suffix}"
-
-    def save(self):
-        "Write checkpoint and encoder."
-        save_atomic({
-            "kind": "dp_course public training 1",
-            "config": json.dumps(asdict(self.config)),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "t": self.t,
-            "seconds": self.seconds,
-        }, self.file(".checkpoint"))
-        _save_public_encoder(self)
-
-# %% ../nbs/workshop/public_nets.ipynb #af46a7cf
-def _save_public_encoder(run):
-    "Write all weights but the last layer's, in bfloat16, with where they come from."
-    about = asdict(run.config) | dict(model=run.config.net, step=run.t, steps=run.steps,
-                                      data=run.data.name)
-    weights = {name: v.bfloat16() for name, v in encoder_state(run.model).items()}
-    state = {"kind": "dp_course encoder 1", "about": json.dumps(about), "weights": weights}
-    save_atomic(state, run.file(".pt"))
-    Path(f"{run.file('.pt')}.prev").unlink(missing_ok=True)
+        optimizer = torch.optim.SGD(trained, config.lr, config.momentum, nesterov=True,
+                                    weight_decay=config.weight_decay)
+        about = dict(preset=f"pretrain-{config.name}", model=config.net,
+                     data=f"{data.name}, {config.task}", examples=len(data))
+        steps = config.steps(len(data))
+        path = Path(out)/config.name
+        super().__init__(config, model, optimizer, steps, config.batch_size, path, about)
 
 
 def pick_up_public(
@@ -275,18 +246,9 @@ def pick_up_public(
 ):              # `PublicRun`
     "Go on with a checkpoint of the same settings."
     # FileNotFoundError: there is none. ValueError: it has other settings
-    run = PublicRun(config, data, out)
-    path = run.file(".checkpoint")
-    state = load_checked(path, "dp_course public training 1")
-    if json.loads(state["config"]) != asdict(config):
-        raise ValueError(f"{path} has other settings: {state['config']}")
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.t = state["t"]
-    run.seconds = state["seconds"]
-    return run
+    return PublicRun(config, data, out).pick_up()
 
-# %% ../nbs/workshop/public_nets.ipynb #c7c7bb1b
+# %% ../nbs/workshop/public_nets.ipynb #83ebce83
 @patch_to(PublicRun)
 @torch.no_grad()
 def accuracy(self, chunk=500):
@@ -300,48 +262,7 @@ def accuracy(self, chunk=500):
     self.model.train()
     return torch.cat(right).double().mean().item()
 
-
-def _first_line(run):
-    config = run.config
-    return dict(
-        preset=f"pretrain-{config.name}",
-        config=asdict(config),
-        data=f"{run.data.name}, {config.task}",
-        plan=None,  # no private data, nothing to pay for
-        parameters=sum(p.numel() for p in run.model.parameters()),
-        examples=len(run.data),
-        seed=config.seed,
-        device="cpu",
-        precision=config.precision,
-        code=code_version(),
-        machine=machine(),
-        started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()),
-    )
-
-# %% ../nbs/workshop/public_nets.ipynb #a76634f5
-def _open_record(run):
-    "Begin a record, or go on with one."
-    # ValueError: a run that is new where one is kept
-    path = run.file(".jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if run.t:
-        record = Record(path, resume=True)
-        record.write("resume", step=run.t, code=code_version(), machine=machine())
-        return record
-    if path.exists():
-        raise ValueError(f"{path} is there already: pass --resume, or another --out")
-    record = Record(path)
-    record.write("start", **_first_line(run))
-    return record
-
-
-def _row(run, losses):
-    "Where a run is."
-    images = run.t*run.config.batch_size
-    return dict(step=run.t, images=images, loss=round(sum(losses)/max(1, len(losses)), 4),
-                seconds=round(run.seconds, 1))
-
-# %% ../nbs/workshop/public_nets.ipynb #bf6eb782
+# %% ../nbs/workshop/public_nets.ipynb #8242cc07
 def slice_of_training(
     run:PublicRun,
     seconds=None,      # start no step that would end later; one is always taken
@@ -349,28 +270,11 @@ def slice_of_training(
     say=print,
 ):                     # last line of the record
     "Work on a public training until it is done or the time is over."
-    record = _open_record(run)
-    end = math.inf if seconds is None else time.perf_counter() + seconds
-    losses, saved, took = [], run.seconds, 0.
-    while run.t < run.steps and (not losses or time.perf_counter() + took < end):
-        wall, start = time.perf_counter(), time.process_time()
-        loss = public_step(run.config, run.model, run.optimizer, run.data, run.t, run.steps)
-        losses.append(loss)
-        took = time.perf_counter() - wall
-        run.seconds += time.process_time() - start
-        run.t += 1
-        if run.seconds - saved > every:
-            saved = run.seconds
-            record.write("epoch", **_row(run, losses[-200:]))
-            run.save()
-            say(f"{run.t} of {run.steps} steps, loss {_row(run, losses[-200:])['loss']}, "
-                f"{run.seconds:.0f} s")
-    run.save()
-    line = _row(run, losses[-200:]) | dict(finished=run.t == run.steps)
-    line["public_accuracy"] = run.accuracy()
-    record.write("end", **line)
-    record.close()
-    return line
+    def judged():
+        return {"public_accuracy": run.accuracy()}
+
+    parts = run.config, run.model, run.optimizer, run.data
+    return run.work(partial(public_step, *parts, steps=run.steps), seconds, every, say, judged)
 
 # %% ../nbs/workshop/public_nets.ipynb #ca1be500
 class Adapter(nn.Module):
@@ -467,11 +371,18 @@ def _parser():
     parser.add_argument("name", choices=list(TRAININGS))
     parser.add_argument("--epochs", type=float, help="default: the training's own")
     parser.add_argument("--lr", type=float, help="default: the training's own")
-    parser.add_argument("--out", default="out", help="where checkpoint, record, encoder go")
-    parser.add_argument("--time-limit", type=float, metavar="SEC", help="then save and stop")
-    parser.add_argument("--resume", action="store_true", help="go on with the checkpoint in --out")
     parser.add_argument("--data", metavar="DIR", help="folder of data sets")
-    return parser
+    return slice_options(parser)
+
+
+def _asked_for(args):
+    told = {key: getattr(args, key) for key in ("epochs", "lr") if getattr(args, key) is not None}
+    config = replace(TRAININGS[args.name], **told)
+    data = public_images(config.task, args.data)
+    run = (pick_up_public if args.resume else PublicRun)(config, data, args.out)
+    print(run, flush=True)
+    end = slice_of_training(run, args.time_limit, say=partial(print, flush=True))
+    print(json.dumps(end))
 
 
 def main(
@@ -480,18 +391,7 @@ def main(
     "Run the command."
     args = _parser().parse_args(argv)
     keep_memory()
-    told = {key: getattr(args, key) for key in ("epochs", "lr") if getattr(args, key) is not None}
-    config = replace(TRAININGS[args.name], **told)
-    try:
-        data = public_images(config.task, args.data)
-        run = (pick_up_public if args.resume else PublicRun)(config, data, args.out)
-        print(f"{config.name}: {run.steps} steps of {config.batch_size}, at {run.t}", flush=True)
-        end = slice_of_training(run, args.time_limit, say=lambda text: print(text, flush=True))
-        print(json.dumps(end))
-        return 0
-    except (ValueError, OSError) as error:
-        print("public_nets:", *str(error).split(), file=sys.stderr)
-        return 2
+    return exit_code("public_nets", partial(_asked_for, args))
 
 
 if __name__ == "__main__" and globals().get("__package__") == "dp_course":

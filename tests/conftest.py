@@ -19,6 +19,15 @@ def a_seed_of_its_own(request):
     np.random.seed(seed)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    "For `pytest.mark.usefixtures`: a module whose sums must not depend on the number of threads."
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def real():
     "A loader for a real data set, or a skip with one clear line when there is no local copy."

@@ -101,6 +101,26 @@ def test_a_lesson_has_stubs_and_folded_solutions(stem):
     assert prose.count("### Exercise") == len(stubs)
 
 
+def minutes(stem):
+    "What a lesson's head says: (to read, for the exercises)."
+    prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
+    head = re.search(r"[^.]*?(\d+)(?: more)? for the exercises", prose)
+    return int(re.search(r"\d+", head[0])[0]), int(head[1])
+
+
+@pytest.mark.parametrize("stem", CONVERTED)
+def test_the_minutes_add_up(stem):
+    prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
+    asked_for = re.findall(r"^### Exercise \d+ \(\w+, (\d+) minutes\)", prose, re.M)
+    read, exercises_ = minutes(stem)
+    assert len(asked_for) == len(tagged(stem, "exercise"))
+    assert exercises_ == sum(map(int, asked_for))
+    index = "\n".join(c.source for c in cells("index"))
+    if f"({stem}.ipynb)" in index:
+        in_all = re.search(rf"\({stem}\.ipynb\).*\| (\d+) \|$", index, re.M)
+        assert abs(int(in_all[1]) - read - exercises_) <= 2, "the index rounds to five minutes"
+
+
 @pytest.mark.parametrize("check", **by_check)
 def test_the_solution_passes_and_the_blank_gets_nothing(check, spaces):
     stem, name = NAMES[check]

@@ -2,17 +2,20 @@
 import json
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from toys import first_digits, generator
+from toys import loss as ce
 
 from dp_course import leaves as L
 from dp_course import pretrain as P
 from dp_course.accounting import PrivacyPlan
+from dp_course.checkpoints import save_atomic
 from dp_course.command import Job
 from dp_course.core import near
 from dp_course.data import Examples, load
@@ -20,26 +23,15 @@ from dp_course.dpsgd import FlatClip, loop_grad_sum
 from dp_course.engines import fast_grad_sum
 from dp_course.models import resnet20, wide_resnet
 from dp_course.presets import FEATURES, make_config, make_plan
-from dp_course.records import read_record
+from dp_course.records import Record, read_record
+from dp_course.slices import encoder_state, save_encoder
 from dp_course.train import make_trainer, run
 from dp_course.trainer import Trainer
 from experiments import harness
 from experiments import leaves as recipe
 
 by = pytest.mark.parametrize
-ce = partial(F.cross_entropy, reduction="none")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- the images ------------------------------------------------------------------------------------
@@ -85,12 +77,6 @@ def test_images_are_the_same_for_everybody():
 FEW = L.LeafRecipe(patches=20, synthetic=70)
 
 
-def digits(n=60, tested=20):
-    d = load("digits")
-    return d.replace(train_x=d.train_x[:n], train_y=d.train_y[:n],
-                     test_x=d.test_x[:tested], test_y=d.test_y[:tested])
-
-
 def test_patches_are_whitened_windows():
     x = torch.rand(2, 3, 12, 12, generator=generator())
     filters = torch.randn(5, 3, 4, 4, generator=generator(1))
@@ -116,7 +102,7 @@ def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
 
 
 def test_features_are_of_each_image_alone():
-    d = digits()
+    d = first_digits()
     describe = L.LeafFeatures(FEW, d.train_x.shape[1:])
     f = describe(d.train_x[:6])
     assert {name: tuple(m.shape) for name, m in f.items()} == {
@@ -131,7 +117,7 @@ def test_features_are_of_each_image_alone():
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("leaves")
-    return folder, L.leafed(digits(), FEW, folder)
+    return folder, L.leafed(first_digits(), FEW, folder)
 
 
 def same_rows(a, b):
@@ -144,9 +130,9 @@ def same_rows(a, b):
 def test_the_cache_gives_back_what_was_computed(kept, monkeypatch):
     folder, data = kept
     assert "synthetic" in data.name and len(data) == 60
-    assert same_rows(data, L.leafed(digits(), FEW, cache=False))
+    assert same_rows(data, L.leafed(first_digits(), FEW, cache=False))
     monkeypatch.setattr(L, "_fresh_features", None)  # nothing is computed again
-    assert same_rows(data, L.leafed(digits(), FEW, folder))
+    assert same_rows(data, L.leafed(first_digits(), FEW, folder))
 
 
 def test_a_damaged_cache_is_said_and_mended(kept):
@@ -164,7 +150,7 @@ def test_a_damaged_cache_is_said_and_mended(kept):
             array.write_bytes(good[:end//2] + bytes([good[end//2] ^ 1]) + good[end//2 + 1:end])
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            again = L.leafed(digits(), FEW, folder)
+            again = L.leafed(first_digits(), FEW, folder)
         assert len(seen) == 1 and "damaged" in str(seen[0].message)
         assert all(np.array_equal(again.train_x[name], v) for name, v in want.items())
 
@@ -173,7 +159,8 @@ def test_half_a_computation_is_not_taken_for_a_whole_one(kept):
     folder, data = kept
     marker, = (p for p in folder.iterdir() if p.suffix == "")
     marker.unlink()  # it is written last
-    assert same_rows(L.leafed(digits(), FEW, folder), L.leafed(digits(), FEW, cache=False))
+    again = L.leafed(first_digits(), FEW, folder)
+    assert same_rows(again, L.leafed(first_digits(), FEW, cache=False))
     assert marker.exists()
 
 
@@ -298,9 +285,26 @@ def test_a_run_in_slices_is_the_run_in_one_go(stock, tmp_path):
         P.slice_of_run(P.Slices(TOY, tmp_path/"cut"), **quiet)
 
 
+def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
+    "Long runs were begun with it: seven words, and a record beside it."
+    quiet = dict(stock=stock, say=lambda text: None)
+    whole, cut = P.Slices(TOY, tmp_path/"whole"), P.Slices(TOY, tmp_path)
+    for some, steps in (whole, 6), (cut, 2):
+        for t in range(steps):
+            P.pretrain_step(TOY, some.model, some.optimizer, stock, t)
+    state = dict(kind="dp_course pretraining 1", config=json.dumps(asdict(TOY)), t=2, seconds=9.,
+                 model=cut.model.state_dict(), optimizer=cut.optimizer.state_dict())
+    save_atomic(state, cut.file(".checkpoint"))
+    Record(cut.file(".jsonl")).write("start", preset="pretrain-wrn10_2")
+    end = P.slice_of_run(P.pick_up_slices(TOY, tmp_path), **quiet)
+    assert end["finished"] and end["seconds"] > 8
+    near(dict(P.pick_up_slices(TOY, tmp_path).model.state_dict()), dict(whole.model.state_dict()))
+
+
 def test_an_encoder_fits_its_network_only(tmp_path):
     model = resnet20(classes=TOY.outputs)
-    P.save_encoder(model, TOY, 192, tmp_path/"a.pt")
+    about = dict(data="synthetic leaves")
+    save_encoder(model, TOY, 192, tmp_path/"a.pt", about)
     other = resnet20()
     last = other[-1].weight.clone()
     about = P.load_start(other, tmp_path/"a.pt")
@@ -317,7 +321,7 @@ def test_an_encoder_fits_its_network_only(tmp_path):
 def test_a_probe_sees_the_last_two_stages_and_learns():
     maps = P.stage_maps(wide_resnet(10, 2), torch.zeros(2, 3, 16, 16))
     assert [tuple(m.shape) for m in maps] == [(2, 64, 8, 8), (2, 128, 4, 4)]
-    d = digits(1000, 200)
+    d = first_digits(1000, 200)
     d = d.replace(train_x=d.train_x.repeat(1, 3, 2, 2), test_x=d.test_x.repeat(1, 3, 2, 2))
     plan = PrivacyPlan(n=1000, batch_size=400, steps=15, eps=3., delta=1e-5)
     found = P.probe(resnet20(), d, plan, rates=(2.,))
@@ -336,7 +340,7 @@ def begun(steps=4, head=2, engine=fast_grad_sum):
     torch.manual_seed(0)
     model = resnet20(in_channels=1)
     first = P.HeadFirst(model, head)
-    d = digits(200)
+    d = first_digits(200)
     plan = PrivacyPlan(n=200, batch_size=20, steps=steps, eps=3, delta=1e-5)
     trainer = Trainer(model, d, plan, engine=first.engine(engine), callbacks=[first], seed=0,
                       optimizer=partial(torch.optim.SGD, lr=.1, momentum=.9))
@@ -346,7 +350,7 @@ def begun(steps=4, head=2, engine=fast_grad_sum):
 
 def test_only_the_head_is_clipped_while_it_learns_alone():
     trainer, first = begun()
-    x, y = digits(6).normalize(digits(6).train_x), digits(6).train_y
+    x, y = first_digits(6).normalize(first_digits(6).train_x), first_digits(6).train_y
     total, norms = trainer.engine(trainer.model, ce, x, y, FlatClip(.1))
     assert list(total) == list(trainer.params) and len(norms) == len(total)
     head = [name.startswith("13.") for name in total]
@@ -423,10 +427,10 @@ def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
 
 def test_a_start_is_loaded_by_the_command(tmp_path):
     model = resnet20(classes=8, in_channels=1)
-    P.save_encoder(model, TOY, 10, tmp_path/"start.pt")
+    save_encoder(model, TOY, 10, tmp_path/"start.pt")
     config = make_config("resnet20-cpu-eps3-fast", start=str(tmp_path/"start.pt"))
     made = make_trainer(config, load("digits"), seed=0).model
-    near(P.encoder_state(made), P.encoder_state(model), 1e-2)
+    near(encoder_state(made), encoder_state(model), 1e-2)
 
 
 @by("part", list(recipe.PARTS))

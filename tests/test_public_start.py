@@ -1,17 +1,16 @@
 "Public networks, features and the sweep of lesson 16: shapes, exactness, files, what is run when."
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
+from toys import digits_between, generator
+from toys import loss as ce
 
 from dp_course import public_features as P
 from dp_course import public_nets as N
 from dp_course.core import near
-from dp_course.data import load
 from dp_course.dpsgd import loop_grad_sum
 from dp_course.engines import fast_grad_sum
 from dp_course.models import resnet20
@@ -20,32 +19,7 @@ from dp_course.records import flat_row, read_record
 from experiments import harness
 from experiments import public_start as recipe
 
-ce = partial(F.cross_entropy, reduction="none")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def digits(low, high, name):
-    "Some of the digits, as a data set of their own."
-    data = load("digits")
-    parts = {}
-    for part in ("train", "test"):
-        x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
-        some = (y >= low) & (y < high)
-        parts |= {f"{part}_x": x[some], f"{part}_y": y[some] - low}
-    return data.replace(**parts, name=name, classes=tuple(map(str, range(low, high))))
-
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = replace(N.TRAININGS["min-rand-10"], name="small", epochs=8., lr=.02, crop=1)
 
 
@@ -53,7 +27,7 @@ SMALL = replace(N.TRAININGS["min-rand-10"], name="small", epochs=8., lr=.02, cro
 def trained(tmp_path_factory):
     "A public network of the digits 0 to 4."
     out = tmp_path_factory.mktemp("public")
-    data = digits(0, 5, "digits 0-4").replace(classes=tuple(map(str, range(10))))
+    data = digits_between(0, 5).replace(classes=tuple(map(str, range(10))))
     run = N.PublicRun(SMALL, data, out)
     N.slice_of_training(run, say=lambda text: None, every=1e-6)
     return run, out
@@ -139,7 +113,7 @@ def test_engines_are_exact_on_what_moves(what):
 
 def test_features_of_an_image_depend_on_it_alone(trained):
     run, _ = trained
-    data = digits(5, 10, "digits 5-9")
+    data = digits_between(5, 10)
     all_of_them = P.describe(run.model.eval(), data, data.train_x[:9], k=4)
     alone = P.describe(run.model, data, data.train_x[4:5], k=4)
     near(all_of_them[4:5].float(), alone.float(), .05)
@@ -193,7 +167,7 @@ def test_without_privacy_the_features_hold_more():
 @pytest.mark.parametrize("what", ["head", "adapters"])
 def test_layers_take_private_steps(trained, what):
     run, _ = trained
-    data = digits(5, 10, "digits 5-9")
+    data = digits_between(5, 10)
     cell = dict(kind_of_run="layers", stage="final", net="small", batch=640., steps=3,
                 head_steps=1, lr=.5, eps=3., what=what, seed=0)
     z = P.describe(run.model.eval(), data, data.train_x[:50], "last")[:, 0]

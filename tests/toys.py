@@ -8,11 +8,34 @@ import torch.nn.functional as F
 from torch import nn
 
 from dp_course.accounting import RDPAccountant
-from dp_course.data import Examples
+from dp_course.data import Examples, load
 from dp_course.trainer import Trainer
 
 loss = partial(F.cross_entropy, reduction="none")
 close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def first_digits(n=60, tested=20):
+    "The first of scikit-learn's digits."
+    d = load("digits")
+    return d.replace(train_x=d.train_x[:n], train_y=d.train_y[:n],
+                     test_x=d.test_x[:tested], test_y=d.test_y[:tested])
+
+
+def digits_between(low, high):
+    "The digits from `low` to below `high`, as a data set of their own."
+    d = load("digits")
+    parts = {}
+    for part in ("train", "test"):
+        x, y = getattr(d, f"{part}_x"), getattr(d, f"{part}_y")
+        some = (y >= low) & (y < high)
+        parts |= {f"{part}_x": x[some], f"{part}_y": y[some] - low}
+    return d.replace(**parts, name=f"digits {low}-{high - 1}",
+                     classes=tuple(map(str, range(low, high))))
 
 
 @dataclass

@@ -28,6 +28,7 @@ def run(path, timeout=900):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if not is_widget(output)]
+    notebook.metadata.pop("widgets", None)  # the sliders' state: nothing shows it
     nbformat.write(notebook, path)
     clean = Path(sys.executable).with_name("nbdev_clean")
     subprocess.run([clean, "--fname", str(path)], check=True, cwd=ROOT)
