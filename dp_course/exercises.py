@@ -292,7 +292,7 @@ def record(
 # %% ../nbs/workshop/exercises.ipynb #abfefefe
 def listed(
     folder,  # with notebooks
-):           # dict: name of the notebook -> names of its checks, in order; lessons first, then rooms
+):           # dict: name of the notebook -> names of its checks; lessons first, then rooms
     "Find the exercises in a folder and its workshop: stubs that end in `check_...(name)`."
     found = {}
     lessons = sorted(Path(folder).glob("[0-9]*.ipynb"))

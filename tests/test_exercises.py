@@ -34,7 +34,8 @@ CONVERTED = list(TABLES)  # and for each room of the workshop that asks somethin
 
 def place(stem):
     "Where a notebook lies: a lesson, or a room of the workshop."
-    return f"{stem}.ipynb" if stem[0].isdigit() else f"workshop/{stem}.ipynb"
+    lesson = f"{stem}.ipynb"
+    return lesson if (ROOT/"nbs"/lesson).exists() else f"workshop/{lesson}"
 
 
 def cells(stem):
