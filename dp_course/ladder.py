@@ -90,6 +90,11 @@ def images_of(
     config,  # dict of settings, as in the first line of a record
 ):           # str
     "Say which images a run used beside those of its data set."
+    public = config.get("features") == "public"
+    if public and config.get("data") == "digits":  # a miniature, taught by drawings
+        return "synthetic"
+    if public or config.get("start") and config.get("model") == "public_net":
+        return "public (CIFAR-100)"
     synthetic = config.get("start") or config.get("features") == "leaves"
     return "synthetic" if synthetic else "none"
 

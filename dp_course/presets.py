@@ -23,7 +23,9 @@ from .dpsgd import loop_grad_sum
 from .gradients import fast_grad_sum, vmap_grad_sum
 from .leaves import leafed, leaves_cnn, leaves_linear
 from .models import WSConv2d, four_a_group, papernot_cnn, resnet20, wrn16_4, wrn40_4
+from .public_features import public_featured
 from .scattering import linear_grad_sum, linear_head, scatter_cnn, scattered
+from .transfer import public_net
 from .tricks import SCHEDULES, Schedule
 
 # %% ../nbs/workshop/presets.ipynb #ed501f61
@@ -33,10 +35,10 @@ class Config:
     preset:str = ""            # name of the preset
     about:str = ""             # one line for --help
     data:str = "digits"        # as for `load`
-    features:str = ""          # "scatter": scattering features of lesson 11; "leaves": more of them
+    features:str = ""          # "scatter": of lesson 11; "leaves": more; "public": of lesson 16
     centre:float = 0.          # noise multiplier of the mean that leaf features are centred by
     model:str = "resnet20"     # a key of `MODELS` or, with features, of `HEADS`
-    start:str = ""             # encoder of `dp-pretrain` to begin with: a name or a file
+    start:str = ""             # encoder to begin with, synthetic or public: a name or a file
     head_steps:int = 0         # first steps, of the last layer alone
     eps:float = 3.             # budget
     delta:float = 1e-5         # probability with which the bound may fail; at most 1/n
@@ -212,22 +214,29 @@ MODELS = {
     "wrn16_4": wrn16_4,
     "wrn16_4_report": report_wrn16_4,
     "wrn40_4": wrn40_4,
+    "public_net": public_net,
 }
 
+# %% ../nbs/workshop/presets.ipynb #3565eaa6
 HEADS = {
     "scatter_linear": linear_head,
     "scatter_cnn": scatter_cnn,
     "leaves_linear": leaves_linear,
     "leaves_cnn": leaves_cnn,
+    "public_linear": linear_head,
 }
 
-FEATURES = {"scatter": scattered, "leaves": leafed}  # f(data, cache=None) -> data
+FEATURES = {  # f(data, cache=None) -> data
+    "scatter": scattered,
+    "leaves": leafed,
+    "public": public_featured,
+}
 
 ENGINES = {
     "fast": fast_grad_sum,
     "vmap": vmap_grad_sum,
     "loop": loop_grad_sum,
-    "linear": linear_grad_sum,  # for scatter_linear only
+    "linear": linear_grad_sum,  # for scatter_linear and public_linear only
 }
 
 CHOICES = {
@@ -392,6 +401,38 @@ _BOUNDED = {
                                about="the same on MNIST, with the rate of Fashion-MNIST"),
 }
 
+# %% ../nbs/workshop/presets.ipynb #9368d512
+_PUBLIC_LINEAR = dict(
+    about="a linear model on features of a network that knows CIFAR-100; untuned",
+    data="cifar10",
+    features="public",
+    model="public_linear",
+    engine="linear",
+    batch_size=8192,
+    epochs=120*8192/50_000,  # 120 steps
+    max_norm=.3,
+    lr=8.,
+    schedule="linear",
+    micro_batch=1024,
+)
+
+_PUBLIC_ALL = dict(
+    about="all layers of that network at eps = 2, the head alone at first; untuned",
+    data="cifar10",
+    model="public_net",
+    start="public-net",
+    head_steps=12,
+    eps=2.,
+    batch_size=4096,
+    epochs=28*4096/50_000,  # 28 steps
+    lr=2.,
+    momentum=0.,
+    schedule="linear",
+    micro_batch=128,
+    precision="auto",
+    pixel_std=(.2673, .2564, .2762),  # CIFAR-100's
+)
+
 # %% ../nbs/workshop/presets.ipynb #81d187ff
 _REPORT = dict(
     data="cifar10",
@@ -456,7 +497,7 @@ def _miniature(preset):
     few = {"views": min(2, preset.get("views", 0)), "start": "", "head_steps": 0}
     return {**preset, **_TINY, **few, "batch_size": 32, "epochs": .067}
 
-
+# %% ../nbs/workshop/presets.ipynb #bacc7784
 _FULL = {
     **_at_budgets("resnet20", _RESNET, 1, 2, 5, 8),
     "wrn16-4-eps3": _WIDE,
@@ -465,6 +506,8 @@ _FULL = {
     **_at_budgets("scatter-cnn", _CNN, 2.38),
     **_STARTS,
     **_BOUNDED,
+    **_at_budgets("public-linear", _PUBLIC_LINEAR, 1, 2, 8),
+    "public-all-eps2": _PUBLIC_ALL,
     "report-v1": _REPORT_V1,
     "report-2048": _REPORT_2048,
     "report-4096": _REPORT_4096,

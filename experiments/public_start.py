@@ -25,14 +25,15 @@ from dp_course.batches import Views
 from dp_course.core import data_root, machine
 from dp_course.data import Examples, load
 from dp_course.dpsgd import FlatClip
+from dp_course.encoders import find_start
 from dp_course.engines import bf16_engine, has_bfloat16
 from dp_course.gradients import fast_grad_sum
 from dp_course.linear import linear_grad_sum, linear_head
-from dp_course.pretrain import HeadFirst, find_start
+from dp_course.pretrain import HeadFirst
 from dp_course.public_features import PublicMetric, describe, load_public_net
-from dp_course.public_nets import new_head, train_only
 from dp_course.records import code_version
 from dp_course.trainer import Trainer
+from dp_course.transfer import new_head, train_only
 from dp_course.tricks import Schedule
 from experiments.harness import lines_of
 

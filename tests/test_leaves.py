@@ -20,11 +20,11 @@ from dp_course.command import Job
 from dp_course.core import near
 from dp_course.data import Examples, load
 from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.encoders import encoder_state, save_encoder
 from dp_course.engines import fast_grad_sum
 from dp_course.models import resnet20, wide_resnet
 from dp_course.presets import FEATURES, make_config, make_plan
 from dp_course.records import Record, read_record
-from dp_course.slices import encoder_state, save_encoder
 from dp_course.train import make_trainer, run
 from dp_course.trainer import Trainer
 from experiments import harness

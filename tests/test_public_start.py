@@ -10,12 +10,19 @@ from toys import loss as ce
 
 from dp_course import public_features as P
 from dp_course import public_nets as N
+from dp_course import train
+from dp_course.command import Job
 from dp_course.core import near
+from dp_course.data import Examples, load
 from dp_course.dpsgd import loop_grad_sum
+from dp_course.encoders import load_start, save_encoder
 from dp_course.engines import fast_grad_sum
+from dp_course.ladder import images_of
 from dp_course.models import resnet20
-from dp_course.pretrain import load_start
+from dp_course.presets import PRESETS, make_config, make_plan
 from dp_course.records import flat_row, read_record
+from dp_course.releases import open_release
+from dp_course.results import results
 from experiments import harness
 from experiments import public_start as recipe
 
@@ -135,6 +142,119 @@ def test_another_file_is_no_public_net(tmp_path):
                  "weights": {}}, path)
     with pytest.raises(ValueError, match="no encoder of public_nets"):
         P.load_public_net(path)
+
+
+# -- presets ---------------------------------------------------------------------------------------
+
+def photographs(n=60, size=32, seed=0):
+    g = generator(seed)
+    x = torch.randint(256, (n, 3, size, size), generator=g, dtype=torch.uint8)
+    y = torch.arange(n) % 10
+    return Examples(x, y, x[:20], y[:20], name="made up", classes=range(10))
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    "A machine where CIFAR-10 is, and the public network is not."
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    monkeypatch.setattr(train, "load", lambda *args, **kwargs: photographs())
+
+
+@pytest.mark.parametrize("preset", ["public-linear-eps3", "public-all-eps2"])
+def test_without_the_public_network_one_line_names_its_command(preset, no_network, tmp_path,
+                                                               capsys):
+    words = [preset, "--batch-size", "20", "--out", str(tmp_path/"out"), "--device", "cpu"]
+    assert train.main(words) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert "python -m dp_course.public_nets public-net" in line and str(tmp_path) in line
+    assert not list((tmp_path/"out").glob("*")), "nothing was begun"
+
+
+def test_what_it_would_cost_is_said_without_the_network(no_network, capsys):
+    assert train.main(["public-linear-eps3", "--dry-run", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "20,490 parameters" in said and "public_nets public-net" in said  # 10*(2048 + 1)
+
+
+def test_untuned_settings_say_so():
+    for name, preset in PRESETS.items():
+        if name.startswith("public-"):
+            assert preset.get("tuning_runs", 0) == 0 and "untuned" in preset["about"] or (
+                preset["about"].startswith("the same"))
+    first = recipe.head_cell("public-net")
+    ours = make_config("public-linear-eps3")
+    assert (ours.lr, ours.batch_size, ours.max_norm) == (first["lr"], first["batch"], recipe.CLIP)
+    assert make_plan(ours, 50_000).steps == first["steps"]
+    cell, ours = recipe_layers(), make_config("public-all-eps2")
+    assert (ours.lr, ours.eps, ours.batch_size) == (cell["lr"], cell["eps"], cell["batch"])
+    assert (make_plan(ours, 50_000).steps, ours.head_steps) == (cell["steps"], cell["head_steps"])
+
+
+def recipe_layers():
+    "The first cell of the search over layers."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe, "is_there", lambda net: True)
+        return recipe.layers([])[0]
+
+
+@pytest.mark.parametrize("preset, given, least", [("public-linear-eps3-fast", {}, .7),
+                                                  ("public-all-eps2-fast", dict(head_steps=2), 0)])
+def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, given, least):
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path/"nowhere"))
+    config = make_config(preset, **given)
+    for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
+                Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
+        end = train.run(job, say=lambda line: None, show=False)
+    assert end["finished"] and end["test_accuracy"] >= least and end["eps_pld"] <= config.eps
+    released = open_release(end["paths"]["weights"])
+    assert released.accuracy() == (end["test_accuracy"], 360)
+    assert len(released.outputs(released.prepared(load("digits").test_x[:3]))[0]) == 3
+
+
+def encoder_of_public_net(path, channels=3):
+    torch.manual_seed(1)
+    model = N.public_net(100, channels)
+    save_encoder(model, N.TRAININGS["public-net"], 0, path, dict(model="public_net"))
+    return model
+
+
+def test_photographs_become_features_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    monkeypatch.setattr(P, "load", lambda name: photographs(90, seed=1))
+    (tmp_path/"starts").mkdir()
+    encoder_of_public_net(tmp_path/"starts/public-net.pt")
+    first = P.public_featured(photographs())
+    assert first.train_x.shape == (60, 2048) and first.train_x.dtype == torch.float16
+    assert "public features" in first.name
+    monkeypatch.setattr(P, "_computed", None)  # nothing is computed again
+    assert torch.equal(P.public_featured(photographs()).train_x, first.train_x)
+
+
+def test_the_head_of_a_public_start_learns_first(tmp_path):
+    public = encoder_of_public_net(tmp_path/"a.pt", channels=1)
+    config = make_config("public-all-eps2-fast", start=str(tmp_path/"a.pt"), head_steps=1)
+    trainer = train.make_trainer(config, load("digits"), seed=0)
+    near(trainer.model[0][0].weight, public[0][0].weight, .01)  # bfloat16
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    for moved in (2, len(before)):
+        trainer.step()
+        now = dict(trainer.model.named_parameters())
+        assert sum(not torch.equal(now[name], p) for name, p in before.items()) == moved
+
+
+def test_a_public_start_is_called_public():
+    for name in PRESETS:
+        fast = name.endswith("-fast")
+        if name.startswith("public-linear"):
+            wanted = "synthetic" if fast else "public (CIFAR-100)"  # drawn bars
+            assert images_of(vars(make_config(name))) == wanted
+    assert images_of(vars(make_config("public-all-eps2"))) == "public (CIFAR-100)"
+    assert images_of(vars(make_config("public-all-eps2-fast"))) == "none"  # no start at all
+    other = make_config("resnet20-synthetic-eps3")
+    assert images_of(vars(other)) == "synthetic"
+    rows = {row["run"]: row["images"] for row in results()}
+    assert {name for name in rows if "CIFAR-100" in rows[name]} == {
+        name for name in PRESETS if name.startswith("public-") and not name.endswith("-fast")}
 
 
 # -- the sweep -------------------------------------------------------------------------------------
