@@ -7,7 +7,8 @@ __all__ = ['Diagram', 'Film', 'step_film']
 
 # %% ../nbs/workshop/diagrams.ipynb #5ac40687
 import html
-import math
+from itertools import accumulate
+from typing import NamedTuple
 
 from .core import PALETTE, patch_to
 
@@ -79,8 +80,12 @@ def curve(self, points, color=PALETTE[0]):
                     stroke_width=2)
 
 # %% ../nbs/workshop/diagrams.ipynb #1dbed6f7
+_ON_PAPER = ("<style>@media print {.film-0 {opacity: 0 !important} "
+             ".film-1 {opacity: 1 !important}}</style>")
+
+
 class Film:
-    "Sheets of one size that are shown in turn, for ever."
+    "Sheets of one size that are shown in turn, for ever; on paper the last one stays."
     def __init__(
         self,
         sheets,            # list of `Diagram`
@@ -98,12 +103,14 @@ class Film:
             seen = ";".join("1" if i == j else "0" for j in range(n))
             turn = (f'<animate attributeName="opacity" values="{seen}" calcMode="discrete" '
                     f'dur="{n*self.seconds:g}s" repeatCount="indefinite"/>')
-            inside = "".join(sheet.parts) + _title_line(sheet.title)
-            whole.append(f'<g opacity="{int(i == n - 1)}">{turn}{inside}</g>')
+            inside = "\n".join(sheet.parts) + _title_line(sheet.title)
+            stays = int(i == n - 1)
+            whole.append(f'<g class="film-{stays}" opacity="{stays}">{turn}{inside}</g>')
         first = self.sheets[0]
         screen = Diagram("", first.width, first.height)
-        screen.parts = whole
-        return screen._repr_svg_()
+        screen.parts = [_ON_PAPER, *whole]
+        said = html.escape(" ".join(sheet.title for sheet in self.sheets))
+        return screen._repr_svg_().replace("<title></title>", f"<title>{said}</title>", 1)
 
 
 def _title_line(title):
@@ -111,50 +118,198 @@ def _title_line(title):
             "</text>")
 
 # %% ../nbs/workshop/diagrams.ipynb #9f5cd0b4
-def _arrows(sheet, gradients, center, scale, color):
-    "Arrows from one point; y upwards."
-    x0, y0 = center
-    for u, v in gradients:
-        x1 = round(x0 + scale*u, 1)
-        y1 = round(y0 - scale*v, 1)
-        sheet.add("line", x1=x0, y1=y0, x2=x1, y2=y1, stroke=color, stroke_width=2,
-                  marker_end="url(#head)")
-    return sheet
+_SIZE = 560, 330
+_GREY, _FAINT = "#777777", "#cccccc"
 
 
-def _stage(title, said, max_norm, scale, center):
-    "An empty sheet with the circle of radius C and a sentence."
-    sheet = Diagram(title, 520, 300).text(260, 285, said)
-    sheet.add("circle", cx=center[0], cy=center[1], r=scale*max_norm, fill="none",
-              stroke=PALETTE[6], stroke_dasharray="5 4")
-    return sheet.text(center[0], center[1] + scale*max_norm + 12, "C", size=12, color=PALETTE[6])
+class _Step(NamedTuple):
+    "What one step computed; a pair is a complex number."
+    gradients:list
+    clipped:list
+    reached:list     # places where the clipped ones end, laid head to tail from 0
+    noisy:complex    # sum and noise
+    max_norm:float
+    batch_size:float
+
+    total = property(lambda self: self.reached[-1])
+    noise = property(lambda self: self.noisy - self.total)
+
+
+def _window(step):
+    "Pixels per unit, and the pixel of 0, so that every arrow of the step is seen."
+    places = [*step.gradients, *step.reached, step.noisy]
+    wide, high = _SIZE[0], _SIZE[1] - 30
+    u = [place.real for place in places]
+    v = [place.imag for place in places]
+    low = complex(min(u), min(v))
+    far = complex(max(u), max(v))
+    room = far - low + 1.4*step.max_norm*(1 + 1j)
+    scale = min((wide - 20)/room.real, (high - 15)/room.imag)
+    middle = (low + far)/2
+    return scale, complex(wide, high)/2 - scale*middle.conjugate()
+
+
+def _pixels(*places):
+    return " ".join(f"{place.real:.1f},{place.imag:.1f}" for place in places)
 
 # %% ../nbs/workshop/diagrams.ipynb #78a57883
+class _Plane(Diagram):
+    "A sheet on which places are said in the units of the gradients, the second number upwards."
+    def __init__(self, step, title, said):
+        width, height = _SIZE
+        super().__init__(title, width, height)
+        self.step = step
+        self.scale, self.zero = _window(step)
+        self.text(width/2, height - 14, said)
+
+    def at(self, place):
+        "Its pixel."
+        return self.zero + self.scale*place.conjugate()
+
+    def ring(self, center):
+        "A dashed circle of radius C."
+        middle = self.at(center)
+        r = round(self.scale*self.step.max_norm, 1)
+        self.add(
+            "circle",
+            cx=round(middle.real, 1),
+            cy=round(middle.imag, 1),
+            r=r,
+            fill="none",
+            stroke=_GREY,
+            stroke_dasharray="5 4")
+        corner = middle + .8*r*(1 + 1j)
+        return self.at_pixel(corner, "C", _GREY)
+
+    def at_pixel(self, pixel, words, color, anchor="middle"):
+        "Words in the plane."
+        x = round(pixel.real)
+        y = round(pixel.imag)
+        return self.text(x, y, words, anchor=anchor, color=color)
+
+# %% ../nbs/workshop/diagrams.ipynb #87c9f839
+@patch_to(_Plane)
+def label(self, place, words, color, away):
+    "Words at a place, moved a little in a direction."
+    away /= max(abs(away), 1e-9)
+    anchor = "middle"
+    if away.real > .4:
+        anchor = "start"
+    elif away.real < -.4:
+        anchor = "end"
+    pixel = self.at(place) + 13*away.conjugate()
+    return self.at_pixel(pixel, words, color, anchor)
+
+
+@patch_to(_Plane)
+def vector(self, start, end, color, width=2):
+    "An arrow whose head is a triangle in its own colour, never longer than the arrow."
+    tail = self.at(start)
+    tip = self.at(end)
+    length = max(abs(tip - tail), 1e-9)
+    longest = 5 + 2*width
+    head = (tip - tail)*min(1, longest/length)
+    neck = tip - head  # where the shaft ends
+    side = .4j*head
+    shaft = _pixels(tail, neck)
+    corners = _pixels(tip, neck + side, neck - side)
+    self.add("polyline", points=shaft, stroke=color, stroke_width=width)
+    return self.add("polygon", points=corners, fill=color)
+
+# %% ../nbs/workshop/diagrams.ipynb #dcc0f08d
+@patch_to(_Plane)
+def fan(self, vectors, color):
+    "Arrows from 0."
+    for end in vectors:
+        self.vector(0, end, color)
+    return self
+
+
+@patch_to(_Plane)
+def chain(self, color):
+    "The clipped gradients, head to tail."
+    places = self.step.reached
+    for start, end in zip(places, places[1:]):
+        self.vector(start, end, color)
+    return self
+
+# %% ../nbs/workshop/diagrams.ipynb #5cc4d5c4
+def _batch_sheet(step):
+    b = len(step.gradients)
+    came = f"{b} came; {step.batch_size:g} were expected"
+    sheet = _Plane(step, "1. The batch: one gradient for each example that was drawn", came)
+    sheet.fan(step.gradients, PALETTE[0])
+    return sheet.ring(0)
+
+
+def _clip_sheet(step):
+    b = len(step.gradients)
+    cut = sum(abs(gradient) > step.max_norm for gradient in step.gradients)
+    said = f"{cut} of {b} were cut"
+    sheet = _Plane(step, "2. Clip: nobody's arrow leaves the circle", said)
+    sheet.fan(step.gradients, _FAINT)
+    sheet.fan(step.clipped, PALETTE[2])
+    return sheet.ring(0)
+
+
+def _sum_sheet(step):
+    said = "without any one of them, the sum would end inside the circle"
+    sheet = _Plane(step, "3. Sum: head to tail", said)
+    sheet.chain(PALETTE[2])
+    sheet.vector(0, step.total, PALETTE[4], 3)
+    sheet.label(step.total, "sum", PALETTE[4], -step.noise)
+    return sheet.ring(step.total)
+
+# %% ../nbs/workshop/diagrams.ipynb #6f8576d2
+def _noise_sheet(step):
+    said = "the world sees where the noise ends, and not where it began"
+    sheet = _Plane(step, "4. Noise, once, measured by C", said)
+    sheet.chain(_FAINT)
+    sheet.vector(0, step.total, PALETTE[4])
+    sheet.label(step.total, "sum", PALETTE[4], -step.noise)
+    sheet.vector(step.total, step.noisy, PALETTE[3], 3)
+    sheet.label(step.noisy, "sum + noise", PALETTE[3], step.noise)
+    return sheet.ring(step.total)
+
+
+def _mean_sheet(step):
+    b = len(step.gradients)
+    divided = f"by {step.batch_size:g}, not by the {b} that came; the step goes against it"
+    title = "5. Divide by the expected batch: this is what the optimizer gets"
+    sheet = _Plane(step, title, divided)
+    sheet.chain(_FAINT)
+    sheet.vector(0, step.total, PALETTE[4])
+    sheet.label(step.total, "sum", PALETTE[4], -step.noise)
+    sheet.ring(step.total)
+    sheet.vector(0, step.noisy, PALETTE[3])
+    sheet.label(step.noisy, "sum + noise", PALETTE[3], step.noise)
+    sheet.vector(0, step.noisy/step.batch_size, PALETTE[0], 4)
+    return sheet.label(0, "mean", PALETTE[0], -step.noisy)
+
+# %% ../nbs/workshop/diagrams.ipynb #85fd2428
+def _shorter(arrow, max_norm):
+    length = abs(arrow)
+    if length <= max_norm:
+        return arrow
+    return arrow*max_norm/length
+
+
 def step_film(
-    gradients,       # list of pairs: one example's gradient each
+    gradients,       # list of pairs: one example's gradient each, before clipping
     max_norm:float,  # C
-    noise,           # pair: the draw that is added to the sum
+    total,           # pair: the clipped sum
+    noisy,           # pair: the same with noise
     batch_size,      # expected
-    scale=30.,       # pixels for a gradient of length 1
 ):                   # `Film`
     "Show one step of DP-SGD: the gradients, clipped, summed, noised, divided."
-    center = (260, 140)
-    shrink = [min(1., max_norm/max(math.hypot(u, v), 1e-12)) for u, v in gradients]
-    clipped = [(u*f, v*f) for (u, v), f in zip(gradients, shrink)]
-    total = [sum(part) for part in zip(*clipped)]
-    noisy = [s + z for s, z in zip(total, noise)]
-    mean = [s/batch_size for s in noisy]
-    cut = sum(f < 1 for f in shrink)
-    b = len(gradients)
-    stages = (
-        ("1. A batch: one gradient per example", f"{b} came; {batch_size:g} were expected",
-         gradients, PALETTE[0]),
-        ("2. Clip: nobody is longer than C", f"{cut} of {b} were cut", clipped, PALETTE[2]),
-        ("3. Sum: one person moves it by C at most", "the length of all together", [total],
-         PALETTE[4]),
-        ("4. Noise, in proportion to C", "the sum, as the world sees it", [noisy], PALETTE[3]),
-        ("5. Divide by the expected batch, and step",
-         f"by {batch_size:g}, not by the {b} that came", [mean], PALETTE[1]),
-    )
-    return Film([_arrows(_stage(title, said, max_norm, scale, center), arrows, center, scale, color)
-                 for title, said, arrows, color in stages])
+    # ValueError: the clipped gradients have another sum
+    arrows = [complex(*pair) for pair in gradients]
+    clipped = [_shorter(arrow, max_norm) for arrow in arrows]
+    reached = list(accumulate(clipped, initial=0j))
+    step = _Step(arrows, clipped, reached, complex(*noisy), max_norm, batch_size)
+    rounding = 1e-4*max_norm*max(1, len(arrows))
+    if not abs(step.total - complex(*total)) <= rounding:
+        raise ValueError(f"{total=} is not the sum of these gradients, clipped to {max_norm=}: "
+                         f"that is {step.total:.4g}; pass what one step computed")
+    sheets = _batch_sheet, _clip_sheet, _sum_sheet, _noise_sheet, _mean_sheet
+    return Film([sheet(step) for sheet in sheets], seconds=3.)

@@ -249,9 +249,15 @@ PROGRESS = ".progress.json"  # its presence makes a folder a student's
 _FORGOTTEN = {}              # tries where there is no such folder
 
 
+def _home(folder):
+    "The student's folder: this one, or the one above a room of the workshop."
+    here = Path(folder).resolve()
+    return here.parent if here.name == "workshop" else Path(folder)
+
+
 def _kept(folder="."):
     "What is kept there: name of a check -> best score, tries, last fingerprint."
-    path = Path(folder)/PROGRESS
+    path = _home(folder)/PROGRESS
     if not path.exists():
         return _FORGOTTEN
     try:
@@ -260,7 +266,7 @@ def _kept(folder="."):
         kept = {}  # a damaged file costs the counts, never the lesson
     return kept if isinstance(kept, dict) else {}
 
-
+# %% ../nbs/workshop/exercises.ipynb #8cf625f9
 def record(
     name:str,         # of the check
     score,            # (passed, total)
@@ -276,7 +282,7 @@ def record(
     entry["last"] = fingerprint
     if total and passed/total >= entry["best"][0]/max(1, entry["best"][1]):
         entry["best"] = [passed, total]
-    path = Path(folder)/PROGRESS
+    path = _home(folder)/PROGRESS
     if path.exists():
         written = path.with_suffix(f".{os.getpid()}")
         written.write_text(json.dumps(kept, indent=1), encoding="utf-8")
@@ -286,16 +292,16 @@ def record(
 # %% ../nbs/workshop/exercises.ipynb #abfefefe
 def listed(
     folder,  # with notebooks
-):           # dict: name of the notebook -> names of its checks, in order
-    "Find the exercises of the lessons in a folder: cells that end in `check_...(name)`."
+):           # dict: name of the notebook -> names of its checks; lessons first, then rooms
+    "Find the exercises in a folder and its workshop: stubs that end in `check_...(name)`."
     found = {}
-    for path in sorted(Path(folder).glob("[0-9]*.ipynb")):
+    lessons = sorted(Path(folder).glob("[0-9]*.ipynb"))
+    for path in lessons + sorted(Path(folder).glob("workshop/*.ipynb")):
         names = []
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            tags = cell["metadata"].get("tags", [])
             last = "".join(cell["source"]).rstrip().split("\n")[-1]
             asked = re.search(r"^(check_\w+)\(\w+\)$", last)
-            if asked and cell["cell_type"] == "code" and "solution" not in tags:
+            if asked and "exercise" in cell["metadata"].get("tags", []):
                 names.append(asked[1])
         if names:
             found[path.stem] = names
@@ -308,7 +314,7 @@ class Progress:
         kept = _kept(folder)
         scores = {name: entry["best"] for name, entry in kept.items()}
         self.lessons = {stem: [scores.get(name, [0, 0]) for name in names]
-                        for stem, names in listed(folder).items()}
+                        for stem, names in listed(_home(folder)).items()}
 
     def rows(self):
         "(lesson, a mark per exercise, solved, all) per lesson."
@@ -333,7 +339,7 @@ class Progress:
 def progress(
     folder=".",  # the student's: the notebooks, and what is kept beside them
 ):               # `Progress`, which shows itself as a table
-    "Show which exercises of the lessons in a folder are solved."
+    "Show which exercises of the lessons and rooms in a folder are solved."
     return Progress(folder)
 
 # %% ../nbs/workshop/exercises.ipynb #c29f2850
