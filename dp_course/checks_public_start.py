@@ -123,7 +123,7 @@ def check_own_rate(
         return _reported(rate, tested[rate])
     trial = Trial(your_function, "check_own_rate", seed, (
         "Two questions to two sets: which rate? and: how good is it?",
-        "The best mean of `held_out` says which rate; mean and standard error of `tested` how good.",
+        "The best mean of `held_out` says which; mean and standard error of `tested` how good.",
         "`rate = max(held_out, key=lambda r: held_out[r].mean())`; then `found = tested[rate]`, "
         "`found.mean()` and `found.std()/len(found)**.5`"), {
             "the test set chose the rate: what it says then is too good":
