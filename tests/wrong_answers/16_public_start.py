@@ -1,4 +1,9 @@
 "Wrong answers to the exercises of 16_public_start: check -> words of the diagnosis -> code."
+OWN = '''def own_rate(held, tests):
+    rate = max(held, key=lambda r: held[r].mean())
+    found = tests[rate]
+    return rate, found.mean(), found.std()/len(found)**.5
+'''
 WRONG = {
     "check_noise_length": {
         "sqrt(d), not d": "lambda d, s, c, b: s*c*d/b",
@@ -14,6 +19,12 @@ WRONG = {
         "a length of its own":
             "lambda x, z: (x - z.mean(0))*x.shape[1]**.5/(x - z.mean(0)).norm(dim=1)[:, None]",
         "is not f yet": "lambda x, z: x - z.mean(0)"},
+    "check_own_rate": {
+        "the test set chose": OWN.replace("held[r]", "tests[r]"),
+        "the images that chose": OWN.replace("tests[rate]", "held[rate]"),
+        "one lucky seed": OWN.replace("held[r].mean()", "held[r].max()"),
+        "spread of one run": OWN.replace("/len(found)**.5", ""),
+        "divides by k - 1": OWN.replace(".std()", ".std(correction=0)")},
     "check_paired": {
         "1/sqrt(k) of it": "lambda a, b: ((a - b).mean(), (a - b).std())",
         "spread of the differences":
