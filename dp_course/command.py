@@ -82,10 +82,10 @@ _FLAGS = {
 
 # %% ../nbs/workshop/command.ipynb #b320c190
 _ABOUT = """\
-Train an image classifier with differential privacy: what it publishes is almost as
-likely whether or not any one example was in its training set."""
+Train on images with differential privacy: what is published is almost as likely whether
+or not any one example (or patient, if the preset says so) was in the training set."""
 
-_PRESETS = "presets (with -fast at the end: a miniature on built-in digits, in seconds):\n"
+_PRESETS = "presets (with -fast at the end: a miniature on digits or drawings, in seconds):\n"
 
 _EXAMPLES = """
 

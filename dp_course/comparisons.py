@@ -13,7 +13,7 @@ from pathlib import Path
 from .core import PALETTE, figure
 from .presets import overrides_of
 from .records import (
-    distinct, mean_std, plot_record, read_record, run_file, settings, stated)
+    distinct, leading, mean_std, plot_record, read_record, run_file, settings, stated)
 
 # %% ../nbs/workshop/comparisons.ipynb #cc6f1cb3
 def find_record(
@@ -99,6 +99,20 @@ def _minutes(seconds):
     return f"{seconds/60:.2f}" if seconds < 60 else f"{seconds/60:.1f}"
 
 
+def _reached(
+    ends,  # last lines of runs
+):         # str
+    "Mean and spread in per cent, with a word where they are no accuracy."
+    names, shares = zip(*map(leading, ends))
+    mean, std = mean_std(100*share for share in shares)
+    text = f"{mean:.2f}"
+    if not math.isnan(std):
+        text += f" +- {std:.2f}"
+    if names[0] == "mean Dice":
+        text += " (Dice)"
+    return text
+
+# %% ../nbs/workshop/comparisons.ipynb #284a00fa
 def table_row(
     name:str,
     group,    # records
@@ -106,13 +120,11 @@ def table_row(
     "Sum up the runs of a row."
     ends = [record[-1] for record in group]
     machines = [record[0].get("machine") or {} for record in group]
-    mean, std = mean_std(100*end["test_accuracy"] for end in ends)
-    spread = "" if math.isnan(std) else f" +- {std:.2f}"
     return (
         name,
         _span(f"{end['eps_pld']:.3f}" for end in ends),
         str(len(group)),
-        f"{mean:.2f}{spread}",
+        _reached(ends),
         _span(_minutes(end["seconds"]) for end in ends),
         _span(str(machine.get("threads", "nan")) for machine in machines),
         _span(str(end.get("tuning_runs", 0)) for end in ends),
@@ -148,13 +160,13 @@ def _curve(record):
     for row in record[1:]:
         if row.get("step") is not None and row.get("test_accuracy") is not None:
             share.append(100*row["step"]/steps)
-            accuracy.append(100*row["test_accuracy"])
+            accuracy.append(100*leading(row)[1])
     return share, accuracy
 
 
 def _mean_accuracy(group):
     "Mean of the last steps of a row."
-    return mean_std(record[-1]["test_accuracy"] for record in group)[0]
+    return mean_std(leading(record[-1])[1] for record in group)[0]
 
 
 def plot_records(
@@ -166,7 +178,8 @@ def plot_records(
     groups = grouped(read_all(names)[0])
     best = max(groups, key=lambda name: _mean_accuracy(groups[name]))
     title = "All seeds" if len(groups) == 1 else f"Best at the last step: {best}"
-    fig, ax = figure(title, "steps taken (% of the plan)", "test accuracy (%)")
+    score, _ = leading(groups[best][0][-1])
+    fig, ax = figure(title, "steps taken (% of the plan)", f"{score} (%)")
     for number, (name, group) in enumerate(groups.items()):
         for seed, record in enumerate(group):
             ax.plot(*_curve(record), color=PALETTE[number % len(PALETTE)], lw=1.2,

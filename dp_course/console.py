@@ -21,9 +21,10 @@ from .core import progress
 from .presets import Config
 from .processes import Peers
 from .records import (
-    Record, composed_epsilon, end_line, epoch_line, mean_std, measure, plot_record, read_record,
-    synchronize, validation_note)
+    Record, composed_epsilon, end_line, epoch_line, leading, mean_std, measure, plot_record,
+    read_record, synchronize, validation_note)
 from .releases import write_release
+from .tasks import dice_words, no_scores
 from .trainer import Trainer
 
 # %% ../nbs/workshop/console.ipynb #d0c9d7d9
@@ -154,14 +155,15 @@ class AtEpochs:
 
 class Evaluation:
     "Test the newest weights on the public test part, at most once per step."
-    def __init__(self, peers=Peers()):
+    def __init__(self, peers=Peers(), more=no_scores):
         self.peers = peers
+        self.more = more  # of a `Task`: counts -> scores beside the accuracy
         self.step = None  # at which `scores` were measured
         self.scores = {}  # from `measure`
 
     def __call__(self, trainer):
         if self.step != trainer.t:
-            self.scores = measure(trainer, self.peers)
+            self.scores = measure(trainer, self.peers, self.more)
             self.step = trainer.t
         return self.scores
 
@@ -176,7 +178,7 @@ class EpochRow:
 
     def __call__(self, trainer):
         scores = self.evaluation(trainer)
-        more = {k: v for k, v in scores.items() if k == "accuracy_unaveraged"}
+        more = {k: scores[k] for k in ("accuracy_unaveraged", "mean_dice") if k in scores}
         if self.note:
             more["nonprivate"] = self.note
         self.latest = epoch_line(trainer, self.watch.seconds, scores["accuracy"], **more)
@@ -226,7 +228,7 @@ def describe_start(
     "Say what a run is about to do."
     plan = run.trainer.plan
     text = (
-        f"{asked.preset}: {run.trainer.data.name}, {plan.n:,} examples, "
+        f"{asked.preset}: {run.trainer.data.name}, {plan.n:,} {plan.unit}s, "
         f"{plan.steps} steps of about {plan.batch_size:.0f}, sigma {plan.sigma:.3f}")
     if run.config.precision != "float32":
         text += f"; the network in {run.config.precision}"
@@ -234,11 +236,12 @@ def describe_start(
         text += f"; going on after step {run.trainer.t}"
     return text
 
-
+# %% ../nbs/workshop/console.ipynb #29c4251b
 def describe_scores(row):
     "What was spent and what it bought, short enough for a bar."
-    tested = "validation (nonprivate)" if "nonprivate" in row else "test accuracy"
-    return f"eps {row['eps']:.3f}  {tested} {row['test_accuracy']:.2%}"
+    tested, share = leading(row)
+    tested = "validation (nonprivate)" if "nonprivate" in row else tested
+    return f"eps {row['eps']:.3f}  {tested} {share:.2%}"
 
 
 def describe_row(row, plan):
@@ -394,9 +397,12 @@ def describe_end(
     "Say what a run guarantees, what it bought, and where it lies."
     text = "" if end["finished"] else _describe_cut(end)
     tested = "validation accuracy (nonprivate)" if "nonprivate" in end else "test accuracy"
-    text += (
-        f"\n{end['statement']}\n\n{tested} at the last step: {end['test_accuracy']:.2%} "
-        f"of {end['tested_on']:,} images")
+    text += f"\n{end['statement']}\n"
+    if "mean_dice" in end:
+        tested = "share of pixels right"
+        text += f"\n{dice_words(end)}"
+    text += (f"\n{tested} at the last step: {end['test_accuracy']:.2%} "
+             f"of {end['tested_on']:,} images")
     for kind, path in end["paths"].items():
         secret = "   private: it holds the secret seed" if kind == "checkpoint" else ""
         text += f"\n{kind:10}  {path}{secret}"
@@ -412,8 +418,9 @@ def conclude(
         say(describe_end(end))
     if len(ends) < 2:
         return
-    mean, std = mean_std(100*end["test_accuracy"] for end in ends)
+    names, shares = zip(*map(leading, ends))
+    mean, std = mean_std(100*share for share in shares)
     eps = composed_epsilon(ends, ends[0]["plan"])
-    say(f"\n{len(ends)} runs: test accuracy {mean:.2f} +- {std:.2f} % "
+    say(f"\n{len(ends)} runs: {names[0]} {mean:.2f} +- {std:.2f} % "
         f"(mean and standard deviation).\n"
         f"Publishing all of them spends more than one: eps = {eps:.3g} together.")

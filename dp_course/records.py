@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'LABELS', 'Record', 'read_runs', 'read_record', 'new_record', 'code_version', 'start_line', 'validation_note',
            'epoch_line', 'end_line', 'class_counts', 'measure', 'peak_memory_mb', 'synchronize', 'latest_checkpoint',
            'runs_folders', 'run_file', 'flat_row', 'sweep', 'stated', 'settings', 'distinct', 'recorded', 'load_runs',
-           'mean_std', 'composed_epsilon', 'plot_record']
+           'mean_std', 'composed_epsilon', 'leading', 'plot_record']
 
 # %% ../nbs/workshop/records.ipynb #541c99db
 import hashlib
@@ -32,6 +32,7 @@ from .checkpoints import write_all
 from .core import PALETTE, machine, panels, patch_to
 from .presets import overrides_of
 from .processes import Peers
+from .tasks import count_classes, no_scores
 from .tricks import swapped
 
 try:
@@ -149,6 +150,7 @@ def _is_count(value):
 
 _NUMBER = "a number, 0 or more", _is_number
 _COUNT = "a whole number, 0 or more", _is_count
+_SHARE = "a number between 0 and 1", partial(_is_number, most=1)
 _OBJECT = "an object", lambda value: isinstance(value, dict)
 
 _RULES = {  # what a value must be: in words, and as a function
@@ -157,11 +159,12 @@ _RULES = {  # what a value must be: in words, and as a function
     "plan": _OBJECT,
     "seed": ('a whole number or "secret"', lambda value: value == "secret" or _is_count(value)),
     "finished": ("true or false", lambda value: isinstance(value, bool)),
-    "test_accuracy": ("a number between 0 and 1", partial(_is_number, most=1)),
+    **dict.fromkeys(("test_accuracy", "mean_dice"), _SHARE),
     **dict.fromkeys(("step", "tested_on", "tuning_runs"), _COUNT),
     **dict.fromkeys(("eps", "eps_pld", "eps_rdp", "seconds"), _NUMBER),
 }
 
+# %% ../nbs/workshop/records.ipynb #54206c39
 _PLAN_RULES = {
     **dict.fromkeys(("n", "steps"), _COUNT),
     **dict.fromkeys(("batch_size", "eps", "delta", "q", "sigma"), _NUMBER),
@@ -356,33 +359,33 @@ def class_counts(
     trainer,
     peers=Peers(),  # each process takes its share of the test set
     chunk=2048,     # images at a time
-):                  # (2,c): test images per class, those that were recognized and all
+):                  # (3,c), from `count_classes`
     "Count what the network recognizes, class by class, on the public test part."
     data = trainer.data
-    counts = torch.zeros(2, len(data.classes), dtype=torch.int64, device=trainer.device)
+    counts = torch.zeros(3, len(data.classes), dtype=torch.int64, device=trainer.device)
     mine = islice(data.test_rows(chunk), peers.rank, None, peers.world)
     for output, y in trainer.outputs(mine):
-        guess = output.argmax(1)
-        counts[0] += torch.bincount(y[guess == y], minlength=len(data.classes))
-        counts[1] += torch.bincount(y, minlength=len(data.classes))
+        counts += count_classes(output.argmax(1), y, len(data.classes))
     return peers.all_reduce(counts)
 
 
 def measure(
     trainer,
-    peers=Peers(),  # as for `class_counts`
-):                  # dict: accuracy, class_accuracy, classes; of averages also accuracy_unaveraged
+    peers=Peers(),     # as for `class_counts`
+    scores=no_scores,  # of a `Task`: counts -> dict, beside the accuracy
+):                     # dict: accuracy, class_accuracy, classes; of averages accuracy_unaveraged
     "Test the weights that a release would hold; if averaged, also what they are an average of."
     weights = {}
     for callback in trainer.callbacks:
         weights |= getattr(callback, "weights", {})
     with swapped(trainer.model, weights):
-        right, total = class_counts(trainer, peers).tolist()
+        counts = class_counts(trainer, peers)
+    right, total, _ = counts.tolist()
     by_class = [round(r/max(1, t), 6) for r, t in zip(right, total)]
     found = dict(accuracy=sum(right)/sum(total), classes=[*map(str, trainer.data.classes)],
-                 class_accuracy=by_class)
+                 class_accuracy=by_class, **scores(counts))
     if weights:
-        right, total = class_counts(trainer, peers).tolist()
+        right, total, _ = class_counts(trainer, peers).tolist()
         found["accuracy_unaveraged"] = sum(right)/sum(total)
     return found
 
@@ -594,23 +597,33 @@ def composed_epsilon(
         return 0.
     return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)
 
+# %% ../nbs/workshop/records.ipynb #b4f40cc8
+def leading(
+    line,  # of a record: a row, or the last one
+):         # name of the score, and the share
+    "Say by which score a run is judged: of scans by the mean Dice of seven layers."
+    if "mean_dice" in line:
+        return "mean Dice", line["mean_dice"]
+    return "test accuracy", line["test_accuracy"]
+
 # %% ../nbs/workshop/records.ipynb #918d18cb
 def plot_record(
     path,  # of the record of one run
 ):         # figure
-    "Draw accuracy and eps against the step."
+    "Draw accuracy, or what leads in its place, and eps against the step."
     record = read_record(path)
     start, lines = stated(record, "plan"), record[1:]
     plan = start["plan"]
     tested = [line for line in lines if None not in (line.get("step"), line.get("test_accuracy"))]
     rows = {line["step"]: line for line in tested}  # the last of a step
-    accuracy = [100*row["test_accuracy"] for row in rows.values()]
+    names, shares = zip(*map(leading, rows.values())) if rows else (["test accuracy"], [])
+    accuracy = [100*share for share in shares]
     spent = [0, *(row.get("eps", row.get("eps_pld", math.nan)) for row in rows.values())]
     got = f"{accuracy[-1]:.1f} % at the last step" if rows else "no step yet"
     told = overrides_of(start.get("config") or {})
     name = ", ".join([start["preset"], *(f"{key} {value}" for key, value in told.items())])
     titles = f"{name}: {got}", f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}"
-    fig, (left, right) = panels(titles, "step", "test accuracy (%)", (5, 3.4))
+    fig, (left, right) = panels(titles, "step", f"{names[-1]} (%)", (5, 3.4))
     left.plot([*rows], accuracy, marker="o", ms=3, color=PALETTE[0])
     right.plot([0, *rows], spent, marker="o", ms=3, color=PALETTE[3])
     right.axhline(plan["eps"], ls="--", lw=1, color="k")

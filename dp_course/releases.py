@@ -16,9 +16,10 @@ from torchvision.transforms.functional import pil_to_tensor
 from .batches import call_model, tree_map
 from .checkpoints import load_checked, save_atomic
 from .core import patch_to
-from .data import Examples, load
+from .data import Examples
 from .guards import model_input
 from .presets import FEATURES, make_network
+from .tasks import SCANS, count_classes, task_of
 
 # %% ../nbs/workshop/releases.ipynb #92ddd94b
 IMAGES = {  # training images, and the shape of one
@@ -27,6 +28,8 @@ IMAGES = {  # training images, and the shape of one
     "fashion": (60_000, (1, 28, 28)),
     "cifar10": (50_000, (3, 32, 32)),
     "cifar100": (50_000, (3, 32, 32)),
+    "oct": (70, (1, 224, 64)),  # narrowed
+    "phantoms": (16, (1, 64, 32)),
 }
 
 
@@ -114,17 +117,28 @@ def outputs(
     rows = [(call_model(self.model, model_input(data, x, like)), y) for x, y in data.test_rows()]
     return [torch.cat(part) for part in zip(*rows)]
 
-
+# %% ../nbs/workshop/releases.ipynb #c1729a6e
 @patch_to(Released)
-def accuracy(
+def scores(
     self,
     root=None,  # folder of data sets, as for `load`
-):              # accuracy on the public test part, and the number of its images
+):              # dict: test_accuracy, tested_on, classes; of scans also dice and mean_dice
     "Test a release on the data set that it was made for."
     # FileNotFoundError, DataError: from `load`
-    data = load(self.about["data"], root)
-    scores, y = self.outputs(self.prepared(data.test_x, data.test_y))
-    return (scores.argmax(1) == y).double().mean().item(), len(y)
+    name, classes = self.about["data"], self.about["classes"]
+    data = task_of(name).load(name, root)
+    output, y = self.outputs(self.prepared(data.test_x, data.test_y))
+    counts = count_classes(output.argmax(1), y, len(classes))
+    right, total, _ = counts.sum(1).tolist()
+    more = task_of(name).scores(counts)
+    return dict(test_accuracy=right/total, tested_on=len(y), classes=classes, **more)
+
+
+@patch_to(Released)
+def accuracy(self, root=None):
+    "Give the accuracy of `scores`, and the number of images."
+    found = self.scores(root)
+    return found["test_accuracy"], found["tested_on"]
 
 # %% ../nbs/workshop/releases.ipynb #25b1a67c
 def read_image(
@@ -154,6 +168,10 @@ def predict(
     most=3,   # classes to be told
 ):            # list of (class, probability), the likeliest first; was the image resized?
     "Say what the network sees in an image."
+    # FileNotFoundError; ValueError: no image, or a network for scans
+    if self.about["data"] in SCANS:
+        raise ValueError(f"{path}: this network names a layer for every pixel of a scan, and "
+                         "predict names one class an image; its masks are outputs(...).argmax(1)")
     image, resized = read_image(path, self.about["image"])
     scores, _ = self.outputs(self.prepared(image))
     chances, order = scores.double().softmax(1)[0].sort(descending=True)

@@ -17,6 +17,7 @@ from .ladder import PUBLISHED, REPORT, Row, images_of, source_of
 from .presets import PRESETS, make_config
 from .records import distinct, mean_std, recorded, settings, stated
 from .tables import Table, changed, plot_traces, results_table
+from .tasks import SCANS
 
 _all_ = ["PUBLISHED", "REPORT", "Row", "Table", "changed", "plot_traces", "recorded",
          "results_table"]
@@ -127,6 +128,7 @@ def results(
     folder=None,  # of records; default: those of the course
 ):                # list of dicts, from `headline`; without a record: run, model, data, eps, command
     "Make one row per preset and settings, and one for every preset that has not run yet."
+    # Scans are left out: they are judged by Dice, in lesson 17
     found, rows = recorded(folder), []
     for preset in dict.fromkeys([*PRESETS, *found]):
         if preset.endswith("-fast"):
@@ -135,7 +137,7 @@ def results(
         for record in found.get(preset, []):
             groups.setdefault(settings(record), []).append(record)
         rows += [headline(group) for group in groups.values()] or [_not_run_yet(preset)]
-    return rows
+    return [row for row in rows if row["data"] not in SCANS]
 
 # %% ../nbs/13_results.ipynb #ea455573
 def _our_row(row):

@@ -23,7 +23,6 @@ from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
     Stopwatch, TimeLimit, conclude, describe_start, discard, finish, tidy)
 from .core import keep_memory, machine, pick_device
-from .data import load
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
 from .estimates import rehearse
@@ -34,9 +33,11 @@ from .presets import (
 from .processes import Peers, ProcessTrainer, join
 from .records import (
     Record, latest_checkpoint, new_record, read_record, start_line, stated)
-from .pretrain import HeadFirst, load_start
+from .pretrain import HeadFirst
+from .scans import learn_only
+from .tasks import task_of
 from .trainer import Trainer
-from .tricks import EMA, multiplicity
+from .tricks import EMA
 from .verbs import answer
 from .workbench import _watched
 
@@ -49,7 +50,9 @@ def load_data(
     device=None,  # where the whole set stays
 ):                # `Examples`
     "Load the data set of a config; its test part is a validation split if the config asks for one."
-    data = load(config.data, root, device=device)
+    data = task_of(config.data).load(config.data, root, device=device)
+    if not config.unit:
+        data = data.replace(groups=None)  # every example is a unit of its own
     if config.pixel_std:
         data = data.replace(std=config.pixel_std)
     if config.features:
@@ -69,7 +72,9 @@ def make_model(
         torch.manual_seed(init_seed)
         model = make_network(config.model, shape, classes)
     if config.start:
-        load_start(model, config.start)
+        task_of(config.data).begin(model, config.start)
+    if config.learns:
+        learn_only(model, *config.learns.split("+"))
     return model.to(data.device)
 
 
@@ -117,15 +122,17 @@ def make_trainer(
 ):                  # `Trainer`
     "Put everything between the data and the loop together: network, optimizer, engine, clip, plan."
     model = make_model(config, data, init_seed)
+    task = task_of(config.data)
     rows = max(1, config.micro_batch//max(1, config.views))  # a view is an image
-    views = multiplicity(config.views, config.crop, config.flip) if config.views else None
+    views = task.views(config.views, config.crop, config.flip) if config.views else None
     kind = partial(ProcessTrainer, peers=peers) if peers.world > 1 else Trainer
     engine = make_engine(config, data.device, rows)
     first = HeadFirst(model, config.head_steps)
     trainer = kind(
         model,
         data,
-        make_plan(config, len(data)),
+        make_plan(config, data.units),
+        loss_fn=task.loss,
         optimizer=make_optimizer(config, model),
         engine=first.engine(engine) if config.head_steps else engine,
         clip=FlatClip(config.max_norm),
@@ -266,7 +273,7 @@ def run(
     trainer, config = here.trainer, here.config
     last = min(job.steps or trainer.plan.steps, trainer.plan.steps)
     watch = Stopwatch(here.seconds)
-    evaluation = Evaluation(peers)
+    evaluation = Evaluation(peers, task_of(config.data).scores)
     row = EpochRow(watch, evaluation, config)
     limit = TimeLimit(job.time_limit, watch, began)
     reasons = Stop(peers, {"interrupted": stop, "time limit": limit})

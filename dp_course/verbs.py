@@ -15,6 +15,7 @@ from .command import Parser, make_parser
 from .comparisons import compare, plot_records
 from .estimates import list_presets
 from .releases import open_release
+from .tasks import dice_words
 
 # %% ../nbs/workshop/verbs.ipynb #f2db0b1d
 def evaluate(
@@ -22,8 +23,12 @@ def evaluate(
 ):         # str
     "Test a release again."
     found = open_release(args.file)
-    right, n = found.accuracy(args.data)
-    return f"{found.statement}\n\ntest accuracy {right:.2%} of {n:,} images ({found.about['data']})"
+    scores = found.scores(args.data)
+    tested, lead = "test accuracy", ""
+    if "mean_dice" in scores:
+        tested, lead = "share of pixels right", dice_words(scores) + "\n"
+    return (f"{found.statement}\n\n{lead}{tested} {scores['test_accuracy']:.2%} of "
+            f"{scores['tested_on']:,} images ({found.about['data']})")
 
 
 def predict(

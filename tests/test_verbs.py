@@ -203,7 +203,8 @@ def test_made_up_rows_are_shaped_like_the_features():
 TYPED = {
     "about": ("x", "x"), "data": ("cifar10", "cifar10"), "features": ("", ""),
     "centre": ("0", 0.), "model": ("resnet20", "resnet20"), "start": ("", ""),
-    "head_steps": ("3", 3), "eps": ("2", 2.), "delta": ("1e-6", 1e-6), "batch_size": ("99", 99.),
+    "head_steps": ("3", 3), "learns": ("", ""), "unit": ("", ""), "eps": ("2", 2.),
+    "delta": ("1e-6", 1e-6), "batch_size": ("99", 99.),
     "epochs": ("2.5", 2.5), "max_norm": ("7", 7.), "optimizer": ("rmsprop", "rmsprop"),
     "lr": ("2", 2.), "momentum": ("0", 0.), "schedule": ("linear", "linear"), "views": ("2", 2),
     "crop": ("2", 2), "flip": ("no", False), "ema": (".5", .5), "engine": ("vmap", "vmap"),

@@ -13,7 +13,13 @@ OWN = '''def own_share(x, owners):
     far = torch.cdist(flat, flat).fill_diagonal_(float("inf"))
     return (owners[far.argmin(1)] == owners).double().mean().item()
 '''
-NEEDED = "lambda d, eps, delta, ratio: __import__('math').ceil(gaussian_sigma(eps=eps, delta=delta)"
+AGREEMENT = '''def agreement(n, d, sigma, steps, generator):
+    moved = torch.zeros(d)
+    for _ in range(steps):
+        moved += sigma/n*torch.randn(d, generator=generator)
+        moved[0] += 1
+    return (moved[0]/moved.norm()).item()
+'''
 WRONG = {
     "check_dice": {
         "intersection over the union": DICE.replace("2*both/below if", "both/(below - both) if"),
@@ -31,10 +37,13 @@ def dice_scores(predicted, y, classes):
         "most like itself": OWN.replace('.fill_diagonal_(float("inf"))', ""),
         "not a count": OWN.replace(".mean()", ".sum()"),
         "share of the others": OWN.replace("== owners", "!= owners")},
-    "check_patients_needed": {
-        "the root of d": NEEDED + "*d/ratio)",
-        "one alone is not its length": NEEDED + "/ratio)",
-        "round up": (NEEDED + "*d**.5/ratio)").replace("ceil", "floor"),
-        "not sigma/sqrt(n)": NEEDED + "**2*d/ratio**2)"},
+    "check_agreement": {
+        "its noise with it: std sigma/n": AGREEMENT.replace("sigma/n", "sigma"),
+        "not sigma/sqrt(n)": AGREEMENT.replace("sigma/n", "sigma/n**.5"),
+        "not only one": AGREEMENT.replace("sigma/n*", "(_ == 0)*sigma/n*"),
+        "new noise": AGREEMENT.replace("range(steps):", "range(steps):\n"
+                                       "        generator = torch.Generator().manual_seed(generator.initial_seed())"),
+        "not the length of the noise": AGREEMENT.replace("sigma/n", "sigma/n/d**.5"),
+        "divide by the length": AGREEMENT.replace("moved.norm()", "steps")},
 }
 SLOW = set()

@@ -1,0 +1,317 @@
+"The presets on scans: a score per pixel, a unit that may be a patient, a start on phantoms."
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dp_course import tasks
+from dp_course.checkpoints import save_atomic
+from dp_course.command import Job
+from dp_course.comparisons import compare, plot_records
+from dp_course.data import OCT_SUBJECTS, Examples
+from dp_course.estimates import record_words
+from dp_course.phantoms import LAYERS, phantoms
+from dp_course.presets import (
+    PRESETS,
+    Config,
+    config_of,
+    make_config,
+    make_plan,
+    overrides_of,
+    run_name,
+)
+from dp_course.records import leading, read_record, recorded, settings
+from dp_course.releases import open_release
+from dp_course.results import results
+from dp_course.scans import dice, segment
+from dp_course.tasks import load_scans
+from dp_course.train import load_data, main, make_model, make_trainer, run
+from dp_course.unet import UNet
+from experiments import segmentation
+
+ROOT = Path(__file__).resolve().parent.parent
+FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
+FAST = [f"{name}-fast" for name in FULL]
+SEGMENTATION = ROOT/"runs/2026-11-22-sweep-segmentation.jsonl"
+
+
+def quiet(config, **asked):
+    return run(Job(config, **asked), say=lambda text: None, show=False)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    "One finished miniature of each, by preset."
+    out = tmp_path_factory.mktemp("ended")
+    return {name: quiet(make_config(name), out=out, seed=3) for name in FAST}
+
+
+@pytest.fixture
+def scans(monkeypatch, tmp_path):
+    "Drawings in the place of the ninety scans, and a start in the place of the one from phantoms."
+    x, y = phantoms(90, torch.Generator().manual_seed(5), 32, 64)
+    whole = Examples(x, y, name="oct", mean=(.25,), std=(.25,))
+    monkeypatch.setattr(tasks, "load", lambda name, root=None: whole)
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    torch.manual_seed(1)
+    model = UNet(16)
+    save_atomic(dict(kind="segmentation pretraining", t=1, model=model.state_dict()),
+                _folder(tmp_path)/"unet16-phantoms.pt")
+    return whole, model
+
+
+def _folder(root):
+    folder = root/"segmentation"
+    folder.mkdir()
+    return folder
+
+
+# ---- settings
+
+def _tuned():
+    "What the sweep tried on person 1, and what that reached: (part, eps) -> {(lr, steps): Dice}."
+    runs, start = {}, None
+    for line in map(json.loads, SEGMENTATION.read_text().splitlines()):
+        if line["kind"] == "start":
+            start = line["config"]
+        elif start["stage"] == "tune":
+            tried = runs.setdefault((start["part"], start["eps"]), {})
+            tried[start["lr"], start["steps"]] = line["test_accuracy"]
+    return runs
+
+
+@pytest.mark.parametrize("name, part", zip(FULL[:2], ("head", "norms")))
+def test_rate_and_steps_are_those_that_the_sweep_found(name, part):
+    tried = _tuned()[part, 8.]
+    config = make_config(name)
+    assert max(tried, key=tried.get) == (config.lr, config.epochs)
+    assert config.tuning_runs == len(tried) == len(segmentation.RATES[part, 8.])
+
+
+def test_patients_are_untuned_and_say_so():
+    config = make_config("oct-patients-eps8")
+    assert config.tuning_runs == 0 and "untuned" in config.about
+    assert (config.lr, config.epochs) in segmentation.RATES["patients", 8.]
+
+
+@pytest.mark.parametrize("name, part", zip(FULL, ("head", "norms", "patients")))
+def test_a_preset_trains_what_the_sweep_trains(name, part, scans):
+    "The same people, the same unit and noise, the same weights that learn and that do not."
+    config = make_config(name)
+    cell = segmentation.cell_of("final", part, 0, 8., config.lr, int(config.epochs))
+    data = load_data(config)
+    theirs = segmentation.split_of(cell, segmentation.narrow(scans[0]))
+    assert torch.equal(data.train_x, theirs.train_x) and torch.equal(data.test_y, theirs.test_y)
+    trainer = make_trainer(config, data, seed=0)
+    whole = scans[1] if part != "scratch" else None
+    assert all(torch.equal(p, trainer.model.state_dict()[k]) for k, p in whole.state_dict().items())
+    own = segmentation.learn_only(UNet(16), *segmentation.PARTS_OF[part])
+    other = segmentation.privately(own, theirs, cell)
+    assert trainer.params.keys() == other.params.keys()
+    for key in ("n", "batch_size", "steps", "eps", "delta", "q", "sigma", "unit"):
+        assert getattr(trainer.plan, key) == getattr(other.plan, key), key
+    assert trainer.clip.max_norm == other.clip.max_norm
+    group, their_group = (t.optimizer.param_groups[0] for t in (trainer, other))
+    assert {k: group[k] for k in ("lr", "momentum")} == {k: their_group[k]
+                                                         for k in ("lr", "momentum")}
+    if part != "norms":  # the sweep computes the head's features once, and they stay as they are
+        assert trainer.augment is None and other.augment is None
+    else:
+        x, y = data.rows(torch.arange(3))
+        for mine, his in zip(*(t.augment(data.normalize(x), y, torch.Generator().manual_seed(0))
+                               for t in (trainer, other))):
+            assert torch.equal(mine.tree, his.tree)
+
+
+def test_nobody_is_on_both_sides(scans):
+    data = load_data(make_config("oct-patients-eps8"))
+    whole = segmentation.narrow(scans[0])
+    owner = {tuple(x.flatten().tolist()): OCT_SUBJECTS[i//10] for i, x in enumerate(whole.train_x)}
+    whose = [owner[tuple(x.flatten().tolist())] for x in data.train_x]
+    tested = {owner[tuple(x.flatten().tolist())] for x in data.test_x}
+    assert tested == {2, 3} == set(OCT_SUBJECTS) - set(whose)
+    named = {group: {w for w, g in zip(whose, data.groups.tolist()) if g == group}
+             for group in range(7)}
+    assert all(len(names) == 1 for names in named.values()) and data.units == 7
+    assert load_data(make_config("oct-head-eps8")).units == 70
+
+
+def test_scans_that_are_not_there_and_a_start_that_is_not_there(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["oct-head-eps8", "--seed", "0"]) == 2
+    assert "180 files are missing" in capsys.readouterr().err
+    assert main(["oct-head-eps8", "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert "python -m experiments segmentation pretrain" in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_start_of_another_network_is_refused(scans, tmp_path):
+    path = tmp_path/"segmentation/unet16-phantoms.pt"
+    small = UNet(4)
+    path.unlink()
+    save_atomic(dict(kind="segmentation pretraining", model=small.state_dict()), path)
+    with pytest.raises(ValueError, match="does not fit this one"):
+        make_model(make_config("oct-head-eps8"), load_scans("phantoms"))
+
+
+# ---- what the command does with them
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_miniature_says_and_writes_what_it_did(name, ended):
+    end = ended[name]
+    lines = read_record(end["paths"]["record"])
+    unit = "patient" if "patients" in name else "example"
+    assert lines[0]["data"] == "phantoms" and config_of(lines) == make_config(
+        name, precision=lines[0]["precision"])
+    assert lines[0]["plan"].get("unit", "example") == end["plan"].unit == unit
+    assert lines[0]["plan"].get("examples", 16) == 16
+    assert lines[0]["plan"]["n"] == (8 if unit == "patient" else 16)
+    assert f"one {unit}" in end["statement"]
+    last = lines[-1]
+    assert last["finished"] and len(last["dice"]) == 9 and last["classes"] == list(LAYERS)
+    assert last["mean_dice"] == pytest.approx(sum(last["dice"][1:8])/7, abs=1e-5)
+    assert [line["mean_dice"] for line in lines if line["kind"] == "epoch"][-1] == last["mean_dice"]
+    assert end["paths"]["figure"].exists() and end["paths"]["weights"].exists()
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_scores_are_what_they_are_called(name, ended):
+    "Computed again from the released weights, by other functions."
+    end = ended[name]
+    model = open_release(end["paths"]["weights"]).model
+    data = load_scans("phantoms")
+    y = data.test_y
+    predicted = segment(model, data.normalize(data.test_x))
+    assert end["test_accuracy"] == pytest.approx((predicted == y).double().mean().item(), abs=1e-9)
+    assert end["mean_dice"] == pytest.approx(dice(predicted, y)[1:8].mean().item(), abs=1e-9)
+    theirs = segmentation.scored(predicted, y)
+    assert end["mean_dice"] == pytest.approx(theirs["test_accuracy"], abs=1e-9)
+    assert end["dice"] == pytest.approx(theirs["dice"], abs=1e-4)
+
+
+def test_only_what_learns_moves_and_alike_for_two_seeds(ended):
+    first = make_model(make_config(FAST[0]), load_scans("phantoms"), 3).state_dict()
+    for name in FAST:
+        weights = open_release(ended[name]["paths"]["weights"]).model.state_dict()
+        moved = {key for key, value in weights.items() if not torch.equal(value, first[key])}
+        assert {"head.weight", "head.bias"} <= moved
+        assert (len(moved) > 2) == (name == "oct-norms-eps8-fast")
+
+
+def test_the_command_ends_with_dice(capsys, tmp_path):
+    words = ["oct-patients-eps8-fast", "--seed", "0", "--out", str(tmp_path)]
+    assert main([*words, "--steps", "1"]) == 0
+    cut = capsys.readouterr().out
+    assert "8 patients" in cut and "Cut short" in cut
+    assert main([*words, "--resume"]) == 0
+    out = capsys.readouterr().out
+    assert "mean Dice of the seven layers:" in out and "pigment epithelium" in out
+    assert out.index("mean Dice of the seven") < out.index("share of pixels right")
+    assert "test accuracy" not in out
+    path, = tmp_path.glob("*.release.pt")
+    whole, = tmp_path.glob("*.jsonl")
+    assert main(["evaluate", str(path)]) == 0
+    said = capsys.readouterr().out
+    end = read_record(whole)[-1]
+    assert f"mean Dice of the seven layers: {end['mean_dice']:.2%}" in said
+    assert f"share of pixels right {end['test_accuracy']:.2%} of 4 images (phantoms)" in said
+    assert end["statement"] in said
+    assert main(["predict", str(path), "a.png"]) == 2
+    err = capsys.readouterr().err
+    assert "a layer for every pixel of a scan" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_rehearsal_needs_no_scan(name, scans, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dp_course.estimates.step_seconds", lambda trainer: (1., "made up"))
+    assert main([name, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    units = "7 patients" if "patients" in name else "70 examples"
+    plan = make_plan(make_config(name), 7 if "patients" in name else 70)
+    assert f"{units}, {plan.steps} steps" in out and f"sigma {plan.sigma:.4f}" in out
+    learn = "3,097 parameters" if "norms" in name else "153 parameters"
+    assert learn in out and "oct: there" in out
+
+
+def test_seeds_are_summed_up_by_dice(ended, tmp_path, capsys):
+    assert main(["oct-head-eps8-fast", "--seeds", "2", "--seed", "0", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    records = sorted(tmp_path.glob("*.jsonl"))
+    shares = [100*read_record(path)[-1]["mean_dice"] for path in records]
+    mean = sum(shares)/2
+    assert f"2 runs: mean Dice {mean:.2f}" in out
+    assert f"{mean:.2f} +-" in compare(records) and "(Dice)" in compare(records)
+    figure = plot_records(records)
+    assert figure.axes[0].get_ylabel() == "mean Dice (%)"
+    assert record_words([read_record(path) for path in records]) == f"2 x {mean:.1f} Dice"
+
+
+# ---- what is refused
+
+BAD = {
+    "oct-head-eps8-fast --set model=resnet20": "unet16 answers for every pixel",
+    "oct-head-eps8-fast --set data=digits": "unet16 answers for every pixel",
+    "digits-eps3 --set data=oct": "unet16 answers for every pixel",
+    "digits-eps3 --set data=phantoms": "unet16 answers for every pixel",
+    "scatter-linear-eps3-fast --set data=phantoms": "unet16 answers for every pixel",
+    "digits-eps3 --set unit=patient": "whose each image of digits",
+    "oct-head-eps8-fast --set unit=scan": "unknown unit 'scan': pass one of",
+    "digits-eps3 --set learns=head": "digit_filters does not have",
+    "resnet20-eps3 --set learns=head+norms": "resnet20 does not have",
+    "oct-head-eps8-fast --set learns=tail": "unknown learns 'tail'",
+    "oct-head-eps8-fast --n-val 2": "tunes on another person",
+    "oct-head-eps8-fast --set unit=patient": "batch_size=16",  # of 8 people
+    "oct-head-eps8-fast --set engine=linear": "engine",
+    "oct-patients-eps8-fast --set engine=vmap": "Views",
+}
+
+
+@pytest.mark.parametrize("typed", BAD)
+def test_bad_combinations_get_one_clear_line(typed, capsys, tmp_path):
+    assert main([*typed.split(), "--seed", "0", "--out", str(tmp_path/"out")]) == 2
+    out, err = capsys.readouterr()
+    assert BAD[typed] in err and err.count("\n") == 1 and err.startswith("dp-train: ")
+
+
+# ---- nothing changes for the others
+
+def test_the_new_settings_are_off_everywhere_else():
+    for name in PRESETS.keys() - set(FULL) - set(FAST):
+        config = make_config(name)
+        assert (config.learns, config.unit) == ("", "")
+        assert overrides_of(asdict(config)) == {} and run_name(config) == name
+
+
+def test_older_records_are_read_named_and_pooled_as_before():
+    for records in recorded().values():
+        for record in records:
+            told = record[0]["config"]
+            old = {k: v for k, v in told.items() if k not in ("learns", "unit")}
+            as_new = [dict(record[0], config=asdict(config_of(record))), *record[1:]]
+            bare = [dict(record[0], config=old), *record[1:]]
+            assert settings(as_new) == settings(bare)
+            assert overrides_of(old) == overrides_of(as_new[0]["config"])
+            assert leading(record[-1]) == ("test accuracy", record[-1]["test_accuracy"])
+
+
+def test_scans_stay_out_of_the_tables(tmp_path, ended):
+    assert not [row for row in results() if row["run"].startswith("oct")]
+    path = ended[FAST[0]]["paths"]["record"]
+    renamed = path.read_text().replace("oct-head-eps8-fast", "oct-head-eps8")
+    lines = [json.loads(line) for line in renamed.splitlines()]
+    for line in lines:
+        line.pop("check")
+    (tmp_path/"2026-01-01-oct-head-eps8-3.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines))
+    assert "oct-head-eps8" in recorded(tmp_path)
+    assert not [row for row in results(tmp_path) if row["run"].startswith("oct")]
+
+
+def test_config_defaults_are_as_they_were():
+    config = Config("x")
+    assert replace(config, learns="", unit="") == config
