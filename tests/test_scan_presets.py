@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dp_course import tasks
+from dp_course import estimates, tasks, train
 from dp_course.checkpoints import save_atomic
 from dp_course.command import Job
 from dp_course.comparisons import compare, plot_records
@@ -23,7 +23,7 @@ from dp_course.presets import (
     run_name,
 )
 from dp_course.records import leading, read_record, recorded, settings
-from dp_course.releases import open_release
+from dp_course.releases import IMAGES, open_release
 from dp_course.results import results
 from dp_course.scans import dice, segment
 from dp_course.tasks import load_scans
@@ -31,6 +31,7 @@ from dp_course.train import load_data, main, make_model, make_trainer, run
 from dp_course.unet import UNet
 from experiments import segmentation
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
 FAST = [f"{name}-fast" for name in FULL]
@@ -96,33 +97,46 @@ def test_patients_are_untuned_and_say_so():
     assert (config.lr, config.epochs) in segmentation.RATES["patients", 8.]
 
 
+class Told:
+    "What a trainer is told; it proves nothing, and takes no step."
+    def __init__(self, model, data, plan, **more):
+        self.model, self.data, self.plan, self.more = model, data, plan, more
+        self.callbacks, make = more["callbacks"], more["optimizer"]
+        learns = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = make if isinstance(make, torch.optim.Optimizer) else make(learns)
+
+
 @pytest.mark.parametrize("name, part", zip(FULL, ("head", "norms", "patients")))
-def test_a_preset_trains_what_the_sweep_trains(name, part, scans):
-    "The same people, the same unit and noise, the same weights that learn and that do not."
+def test_a_preset_trains_what_the_sweep_trains(name, part, scans, monkeypatch):
+    "The same people, the same unit and noise, the same start, and the same weights that learn."
+    for module in (train, segmentation):
+        monkeypatch.setattr(module, "Trainer", Told)
     config = make_config(name)
     cell = segmentation.cell_of("final", part, 0, 8., config.lr, int(config.epochs))
     data = load_data(config)
-    theirs = segmentation.split_of(cell, segmentation.narrow(scans[0]))
-    assert torch.equal(data.train_x, theirs.train_x) and torch.equal(data.test_y, theirs.test_y)
-    trainer = make_trainer(config, data, seed=0)
-    whole = scans[1] if part != "scratch" else None
-    assert all(torch.equal(p, trainer.model.state_dict()[k]) for k, p in whole.state_dict().items())
-    own = segmentation.learn_only(UNet(16), *segmentation.PARTS_OF[part])
-    other = segmentation.privately(own, theirs, cell)
-    assert trainer.params.keys() == other.params.keys()
+    split = segmentation.split_of(cell, segmentation.narrow(scans[0]))
+    assert torch.equal(data.train_x, split.train_x) and torch.equal(data.test_y, split.test_y)
+    ours = make_trainer(config, data, seed=0)
+    theirs = segmentation.privately(segmentation.network(cell), split, cell)
+    for key, value in theirs.model.state_dict().items():
+        assert torch.equal(ours.model.state_dict()[key], value)
+    learn = [{key for key, p in run.model.named_parameters() if p.requires_grad}
+             for run in (ours, theirs)]
+    assert learn[0] == learn[1] and len(learn[0]) == (2 if part != "norms" else 38)
     for key in ("n", "batch_size", "steps", "eps", "delta", "q", "sigma", "unit"):
-        assert getattr(trainer.plan, key) == getattr(other.plan, key), key
-    assert trainer.clip.max_norm == other.clip.max_norm
-    group, their_group = (t.optimizer.param_groups[0] for t in (trainer, other))
-    assert {k: group[k] for k in ("lr", "momentum")} == {k: their_group[k]
-                                                         for k in ("lr", "momentum")}
-    if part != "norms":  # the sweep computes the head's features once, and they stay as they are
-        assert trainer.augment is None and other.augment is None
-    else:
-        x, y = data.rows(torch.arange(3))
-        for mine, his in zip(*(t.augment(data.normalize(x), y, torch.Generator().manual_seed(0))
-                               for t in (trainer, other))):
-            assert torch.equal(mine.tree, his.tree)
+        assert getattr(ours.plan, key) == getattr(theirs.plan, key), key
+    assert (ours.data.groups is None) == (theirs.data.groups is None) == (part != "patients")
+    assert ours.more["clip"].max_norm == theirs.more["clip"].max_norm
+    assert ours.more["loss_fn"] is theirs.more["loss_fn"]
+    groups = [run.optimizer.param_groups[0] for run in (ours, theirs)]
+    assert [(group["lr"], group["momentum"]) for group in groups] == [(config.lr, 0.)]*2
+    augment = [run.more["augment"] for run in (ours, theirs)]
+    if part != "norms":  # what the head sees of a scan stays as it is
+        assert augment == [None, None]
+        return
+    x, y = data.rows(torch.arange(3))
+    mine, his = (f(data.normalize(x), y, torch.Generator().manual_seed(0)) for f in augment)
+    assert all(torch.equal(a.tree, b.tree) for a, b in zip(mine, his))
 
 
 def test_nobody_is_on_both_sides(scans):
@@ -228,7 +242,8 @@ def test_the_command_ends_with_dice(capsys, tmp_path):
 @pytest.mark.parametrize("name", FULL)
 def test_a_rehearsal_needs_no_scan(name, scans, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dp_course.estimates.step_seconds", lambda trainer: (1., "made up"))
+    monkeypatch.setitem(IMAGES, "oct", (70, (1, 32, 16)))  # as many, but small ones
+    estimates._one.cache_clear()
     assert main([name, "--dry-run"]) == 0
     out = capsys.readouterr().out
     units = "7 patients" if "patients" in name else "70 examples"

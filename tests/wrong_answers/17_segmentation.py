@@ -41,8 +41,8 @@ def dice_scores(predicted, y, classes):
         "its noise with it: std sigma/n": AGREEMENT.replace("sigma/n", "sigma"),
         "not sigma/sqrt(n)": AGREEMENT.replace("sigma/n", "sigma/n**.5"),
         "not only one": AGREEMENT.replace("sigma/n*", "(_ == 0)*sigma/n*"),
-        "new noise": AGREEMENT.replace("range(steps):", "range(steps):\n"
-                                       "        generator = torch.Generator().manual_seed(generator.initial_seed())"),
+        "new noise": AGREEMENT.replace("range(steps):", "range(steps):\n        generator"
+                                       "=torch.Generator().manual_seed(generator.initial_seed())"),
         "not the length of the noise": AGREEMENT.replace("sigma/n", "sigma/n/d**.5"),
         "divide by the length": AGREEMENT.replace("moved.norm()", "steps")},
 }
