@@ -476,11 +476,12 @@ _OCT_NORMS = dict(
 # %% ../nbs/workshop/presets.ipynb #1057ce20
 _OCT_PATIENTS = dict(
     _OCT_HEAD,
-    about="its last layer, for 7 patients with ten scans each; untuned",
+    about="its last layer, for 7 patients with ten scans each",
     unit="patient",
     batch_size=7,
     epochs=20,
-    tuning_runs=0,
+    lr=1.,
+    tuning_runs=3,
 )
 
 _OCT = {

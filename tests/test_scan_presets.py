@@ -22,7 +22,7 @@ from dp_course.presets import (
     overrides_of,
     run_name,
 )
-from dp_course.records import leading, read_record, recorded, settings
+from dp_course.records import leading, read_record, recorded, run_file, settings
 from dp_course.releases import IMAGES, open_release
 from dp_course.results import results
 from dp_course.scans import dice, segment
@@ -35,7 +35,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
 FAST = [f"{name}-fast" for name in FULL]
-SEGMENTATION = ROOT/"runs/2026-11-22-sweep-segmentation.jsonl"
 
 
 def quiet(config, **asked):
@@ -74,7 +73,7 @@ def _folder(root):
 def _tuned():
     "What the sweep tried on person 1, and what that reached: (part, eps) -> {(lr, steps): Dice}."
     runs, start = {}, None
-    for line in map(json.loads, SEGMENTATION.read_text().splitlines()):
+    for line in map(json.loads, run_file("sweep-segmentation").read_text().splitlines()):
         if line["kind"] == "start":
             start = line["config"]
         elif start["stage"] == "tune":
@@ -83,18 +82,12 @@ def _tuned():
     return runs
 
 
-@pytest.mark.parametrize("name, part", zip(FULL[:2], ("head", "norms")))
+@pytest.mark.parametrize("name, part", zip(FULL, ("head", "norms", "patients")))
 def test_rate_and_steps_are_those_that_the_sweep_found(name, part):
     tried = _tuned()[part, 8.]
     config = make_config(name)
     assert max(tried, key=tried.get) == (config.lr, config.epochs)
     assert config.tuning_runs == len(tried) == len(segmentation.RATES[part, 8.])
-
-
-def test_patients_are_untuned_and_say_so():
-    config = make_config("oct-patients-eps8")
-    assert config.tuning_runs == 0 and "untuned" in config.about
-    assert (config.lr, config.epochs) in segmentation.RATES["patients", 8.]
 
 
 class Told:
