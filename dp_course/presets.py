@@ -40,6 +40,7 @@ class Config:
     model:str = "resnet20"     # a key of `MODELS` or, with features, of `HEADS`
     start:str = ""             # encoder to begin with, synthetic or public: a name or a file
     head_steps:int = 0         # first steps, of the last layer alone
+    learns:str = "all"         # or "head", "head+norms", "head+adapters": what else stays frozen
     eps:float = 3.             # budget
     delta:float = 1e-5         # probability with which the bound may fail; at most 1/n
     batch_size:float = 4096    # expected size of a Poisson batch; q = batch_size/n
@@ -245,6 +246,7 @@ CHOICES = {
     "engine": ENGINES,
     "optimizer": ("sgd", "rmsprop"),
     "schedule": SCHEDULES,
+    "learns": ("all", "head", "head+norms", "head+adapters"),
     "precision": ("auto", "bf16", "float32"),
 }
 
