@@ -20,7 +20,7 @@ from .data import Examples, load
 from .dpsgd import FlatClip
 from .encoders import find_start
 from .presets import FEATURES, PRESETS, make_config, make_network, planned_steps
-from .public_features import untrained_features
+from .public_features import PUBLIC, untrained_features
 from .records import (
     distinct, mean_std, peak_memory_mb, recorded, runs_folders, settings, synchronize)
 from .releases import IMAGES
@@ -34,8 +34,8 @@ def _one(data_name, features):
     x = torch.randint(256, (1, *shape), generator=g, dtype=torch.uint8)
     y = torch.zeros(1, dtype=torch.int64)
     data = Examples(x, y)
-    if features == "public":
-        return untrained_features(data)
+    if features in PUBLIC:
+        return untrained_features(data, features)
     return FEATURES[features](data, cache=False) if features else data
 
 
@@ -110,10 +110,10 @@ def missing_start(
     config,  # `Config`
 ):           # "", or in words what is missing
     "Look whether there is a public network for a run on its features."
-    if config.features != "public" or config.data == "digits":
+    if config.features not in PUBLIC or config.data == "digits":
         return ""
     try:
-        find_start("public-net")
+        find_start(config.features)
         return ""
     except FileNotFoundError as error:
         return str(error)

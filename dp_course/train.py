@@ -29,9 +29,10 @@ from .engines import bf16_engine, fixed_shape, has_bfloat16
 from .estimates import rehearse
 from .leaves import buy_mean
 from .presets import (
-    ENGINES, FEATURES, PRESETS, Config, config_of, make_config, make_network, make_plan,
+    ENGINES, FEATURES, PRESETS, Config, config_of, fit_out, make_config, make_network, make_plan,
     make_schedule, run_name)
 from .processes import Peers, ProcessTrainer, join
+from .public_features import public_rows
 from .records import (
     Record, latest_checkpoint, new_record, read_record, start_line, stated)
 from .pretrain import HeadFirst, load_start
@@ -50,6 +51,8 @@ def load_data(
 ):                # `Examples`
     "Load the data set of a config; its test part is a validation split if the config asks for one."
     data = load(config.data, root, device=device)
+    if config.pixel_mean:
+        data = data.replace(mean=config.pixel_mean)
     if config.pixel_std:
         data = data.replace(std=config.pixel_std)
     if config.features:
@@ -68,8 +71,14 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)
         model = make_network(config.model, shape, classes)
-    if config.start:
-        load_start(model, config.start)
+        if config.start:
+            load_start(model, config.start)
+        z = None
+        if config.new_head:
+            model = model.to(memory_format=torch.channels_last)
+            z = public_rows(model, data, config.new_head)
+        torch.manual_seed(init_seed)  # of new layers
+        model = fit_out(model, classes, config.new_head, config.learns, z)
     return model.to(data.device)
 
 

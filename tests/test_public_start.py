@@ -8,9 +8,10 @@ import torch
 from toys import digits_between, generator
 from toys import loss as ce
 
+from dp_course import data as data_module
 from dp_course import public_features as P
 from dp_course import public_nets as N
-from dp_course import train
+from dp_course import releases, train
 from dp_course.command import Job
 from dp_course.core import near
 from dp_course.data import Examples, load
@@ -19,7 +20,7 @@ from dp_course.encoders import load_start, save_encoder
 from dp_course.engines import fast_grad_sum
 from dp_course.ladder import images_of
 from dp_course.models import resnet20
-from dp_course.presets import PRESETS, make_config, make_plan
+from dp_course.presets import FEATURES, PRESETS, make_config, make_plan
 from dp_course.records import flat_row, read_record
 from dp_course.releases import open_release
 from dp_course.results import results
@@ -160,20 +161,24 @@ def no_network(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "load", lambda *args, **kwargs: photographs())
 
 
-@pytest.mark.parametrize("preset", ["public-linear-eps3", "public-all-eps2"])
-def test_without_the_public_network_one_line_names_its_command(preset, no_network, tmp_path,
+@pytest.mark.parametrize("preset, net", [("public-linear-eps3", "public-net"),
+                                         ("public-all-eps2", "public-net"),
+                                         ("public-max100-eps2.12", "max-100")])
+def test_without_the_public_network_one_line_names_its_command(preset, net, no_network, tmp_path,
                                                                capsys):
     words = [preset, "--batch-size", "20", "--out", str(tmp_path/"out"), "--device", "cpu"]
     assert train.main(words) == 2
     line, = capsys.readouterr().err.splitlines()
-    assert "python -m dp_course.public_nets public-net" in line and str(tmp_path) in line
+    assert f"python -m dp_course.public_nets {net}" in line and str(tmp_path) in line
     assert not list((tmp_path/"out").glob("*")), "nothing was begun"
 
 
-def test_what_it_would_cost_is_said_without_the_network(no_network, capsys):
-    assert train.main(["public-linear-eps3", "--dry-run", "--device", "cpu"]) == 0
+@pytest.mark.parametrize("preset, net, f", [("public-linear-eps3", "public-net", 2048),
+                                            ("public-max100-eps2.12", "max-100", 1024)])
+def test_what_it_would_cost_is_said_without_the_network(preset, net, f, no_network, capsys):
+    assert train.main([preset, "--dry-run", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "20,490 parameters" in said and "public_nets public-net" in said  # 10*(2048 + 1)
+    assert f"{10*(f + 1):,} parameters" in said and f"public_nets {net}" in said
 
 
 def test_untuned_settings_say_so():
@@ -181,13 +186,39 @@ def test_untuned_settings_say_so():
         if name.startswith("public-"):
             assert preset.get("tuning_runs", 0) == 0 and "untuned" in preset["about"] or (
                 preset["about"].startswith("the same"))
-    first = recipe.head_cell("public-net")
-    ours = make_config("public-linear-eps3")
-    assert (ours.lr, ours.batch_size, ours.max_norm) == (first["lr"], first["batch"], recipe.CLIP)
-    assert make_plan(ours, 50_000).steps == first["steps"]
+
+
+def read_by(features):
+    "How a preset reads its features, in the words of a cell."
+    return FEATURES[features].keywords | dict(net=features, name=features)
+
+
+@pytest.mark.parametrize("preset, cell", [
+    ("public-linear-eps3", recipe.head_cell("public-net")),
+    ("public-max100-eps2.12", recipe.head_cell("max-100", layers="last", power=.25))])
+def test_a_preset_of_features_begins_where_the_search_begins(preset, cell):
+    ours = make_config(preset)
+    assert (ours.lr, ours.batch_size, ours.max_norm) == (cell["lr"], cell["batch"], recipe.CLIP)
+    assert make_plan(ours, 50_000).steps == cell["steps"]
+    said = read_by(ours.features)
+    assert said.keys() >= {"layers", "k", "power", "within"}
+    assert said | cell == cell | dict(name=cell["net"])
+
+
+def test_papernots_five_budgets_are_presets():
+    assert {make_config(name).eps for name in PRESETS if name.startswith("public-max100")
+            and not name.endswith("-fast")} == set(recipe.EPS)
+    for net in recipe.THEIRS[:3]:
+        assert read_by(net) == read_by("max-100") | dict(net=net, name=net)
+
+
+def test_the_preset_of_layers_is_the_first_cell_of_the_search():
     cell, ours = recipe_layers(), make_config("public-all-eps2")
     assert (ours.lr, ours.eps, ours.batch_size) == (cell["lr"], cell["eps"], cell["batch"])
     assert (make_plan(ours, 50_000).steps, ours.head_steps) == (cell["steps"], cell["head_steps"])
+    public = data_module._SOURCES["cifar100"]
+    assert (ours.pixel_mean, ours.pixel_std) == (public.mean, public.std)
+    assert (ours.new_head, ours.start) == ("cifar100", cell["net"])
 
 
 def recipe_layers():
@@ -197,8 +228,13 @@ def recipe_layers():
         return recipe.layers([])[0]
 
 
-@pytest.mark.parametrize("preset, given, least", [("public-linear-eps3-fast", {}, .7),
-                                                  ("public-all-eps2-fast", dict(head_steps=2), 0)])
+LEARNS = {"all": "all", "head": "head", "norms": "head+norms", "adapters": "head+adapters"}
+
+
+@pytest.mark.parametrize("preset, given, least", [
+    ("public-linear-eps3-fast", {}, .7), ("public-max100-eps2.12-fast", {}, .7),
+    *(("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0)
+      for learns in LEARNS.values())])
 def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, given, least):
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path/"nowhere"))
     config = make_config(preset, **given)
@@ -209,6 +245,8 @@ def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, giv
     released = open_release(end["paths"]["weights"])
     assert released.accuracy() == (end["test_accuracy"], 360)
     assert len(released.outputs(released.prepared(load("digits").test_x[:3]))[0]) == 3
+    if config.new_head:
+        assert released.model[-2].scale != 1 and released.model[-2].mean.any()
 
 
 def encoder_of_public_net(path, channels=3):
@@ -216,6 +254,99 @@ def encoder_of_public_net(path, channels=3):
     model = N.public_net(100, channels)
     save_encoder(model, N.TRAININGS["public-net"], 0, path, dict(model="public_net"))
     return model
+
+
+@pytest.fixture
+def as_if_there(monkeypatch, tmp_path):
+    "A machine with made-up CIFAR-10, CIFAR-100 and two public networks."
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    (tmp_path/"starts").mkdir()
+    encoder_of_public_net(tmp_path/"starts/public-net.pt")
+    other = N.TRAININGS["max-100"]
+    save_encoder(other.network(), other, 0, tmp_path/"starts/max-100.pt", dict(model=other.net))
+    known = data_module._SOURCES["cifar100"]
+    public = photographs(80, seed=1).replace(mean=known.mean, std=known.std)
+    def found(name, *args, **kwargs):
+        return public if name == "cifar100" else photographs()
+    for module in (train, P, recipe, releases):
+        monkeypatch.setattr(module, "load", found)
+    return tmp_path
+
+
+def trainer_of(cell, monkeypatch, **given):
+    "What a cell of the sweep trains, and the lines that it leaves."
+    kept = []
+    for name in ("fine_tuner", "train_head"):
+        make = getattr(recipe, name)
+        monkeypatch.setattr(recipe, name, lambda *a, make=make: kept.append(make(*a)) or kept[-1])
+    (start, end), = recipe.run(cell, **given)
+    return kept[-1], end
+
+
+@pytest.mark.parametrize("what", N.MOVING)
+def test_a_preset_is_a_row_of_the_sweep(what, as_if_there, monkeypatch):
+    cell = recipe_layers() | dict(stage="final", what=what, steps=4, head_steps=2, seed=7)
+    theirs, row = trainer_of(cell, monkeypatch)
+    config = make_config("public-all-eps2", learns=LEARNS[what], batch_size=6., epochs=.4,
+                         head_steps=2)
+    job = Job(config, out=as_if_there/"out", device="cpu", seed=7)
+    end = train.run(job, say=lambda line: None, show=False)
+    released = open_release(end["paths"]["weights"])
+    state = theirs.model.state_dict()
+    assert released.model.state_dict().keys() == state.keys() and end["step"] == 4
+    for name, v in released.model.state_dict().items():
+        assert torch.equal(v, state[name]), name
+    assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
+    assert end["eps_pld"] == row["eps_pld"] and released.model[-1].weight.any()
+
+
+def test_what_does_not_learn_stays_as_it_was(as_if_there):
+    body = encoder_of_public_net(as_if_there/"again.pt")
+    for learns, moved in (("head", 0), ("head+norms", 16), ("head+adapters", 0)):
+        config = make_config("public-all-eps2", learns=learns, batch_size=20., epochs=1.,
+                             head_steps=0)
+        trainer = train.make_trainer(config, train.load_data(config), seed=0).fit()
+        after = {name.replace(".conv.", "."): v for name, v in trainer.model.named_parameters()}
+        before = {name: v for name, v in body.named_parameters() if name in after}
+        assert len(before) == len(list(body.parameters())) - 2  # all but its last layer
+        others = [name for name, v in before.items()
+                  if not torch.equal(v.bfloat16().float(), after[name])]
+        assert len(others) == moved, others
+
+
+def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
+    first = recipe.head_cell("max-100", layers="last", power=.25)
+    cell = first | dict(stage="final", steps=5, batch=60., seed=3)
+    theirs, row = trainer_of(cell, monkeypatch)
+    config = make_config("public-max100-eps2.12", batch_size=30., epochs=2.5)
+    job = Job(config, out=as_if_there/"out", device="cpu", seed=3)
+    end = train.run(job, say=lambda line: None, show=False)
+    released = open_release(end["paths"]["weights"])
+    assert torch.equal(released.model[-1].weight, theirs.model[-1].weight)
+    assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
+
+
+def test_features_of_two_networks_are_two_files(as_if_there):
+    seen = {FEATURES[name](photographs()).train_x.shape[1] for name in ("public-net", "max-100")}
+    assert seen == {2048, 1024} and len(list((as_if_there/"public").glob("*.pt"))) == 2
+
+
+@pytest.mark.parametrize("preset, given, words", [
+    ("public-linear-eps3", dict(learns="head"), "for networks on pixels"),
+    ("public-max100-eps2.12", dict(new_head="bars"), "for networks on pixels"),
+    ("public-linear-eps3", dict(features="public"), "unknown features 'public'"),
+    ("digits-eps3", dict(features="max-100"), "do not fit"),
+    ("public-all-eps2", dict(learns="norms"), "pass one of all, head, head.norms"),
+    ("public-all-eps2", dict(new_head="cifar10"), "pass one of , cifar100, bars")])
+def test_what_does_not_fit_is_refused(preset, given, words):
+    with pytest.raises(ValueError, match=words):
+        make_config(preset, **given)
+
+
+def test_public_images_of_another_size_are_refused(as_if_there):
+    config = make_config("public-all-eps2-fast", new_head="cifar100")
+    with pytest.raises(ValueError, match="1x8x8.*pass bars"):
+        train.make_model(config, load("digits"))
 
 
 def test_photographs_become_features_once(tmp_path, monkeypatch):
@@ -245,11 +376,11 @@ def test_the_head_of_a_public_start_learns_first(tmp_path):
 def test_a_public_start_is_called_public():
     for name in PRESETS:
         fast = name.endswith("-fast")
-        if name.startswith("public-linear"):
+        if name.startswith(("public-linear", "public-max100")):
             wanted = "synthetic" if fast else "public (CIFAR-100)"  # drawn bars
             assert images_of(vars(make_config(name))) == wanted
     assert images_of(vars(make_config("public-all-eps2"))) == "public (CIFAR-100)"
-    assert images_of(vars(make_config("public-all-eps2-fast"))) == "none"  # no start at all
+    assert images_of(vars(make_config("public-all-eps2-fast"))) == "synthetic"  # drawn bars
     other = make_config("resnet20-synthetic-eps3")
     assert images_of(vars(other)) == "synthetic"
     rows = {row["run"]: row["images"] for row in results()}

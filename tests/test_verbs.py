@@ -208,7 +208,9 @@ TYPED = {
     "lr": ("2", 2.), "momentum": ("0", 0.), "schedule": ("linear", "linear"), "views": ("2", 2),
     "crop": ("2", 2), "flip": ("no", False), "ema": (".5", .5), "engine": ("vmap", "vmap"),
     "micro_batch": ("9", 9), "precision": ("float32", "float32"), "sigma": ("9", 9.),
-    "pixel_std": (".1,.2,.3", (.1, .2, .3)), "n_val": ("100", 100), "tuning_runs": ("4", 4),
+    "pixel_std": (".1,.2,.3", (.1, .2, .3)), "pixel_mean": (".1,.2,.3", (.1, .2, .3)),
+    "learns": ("head", "head"), "new_head": ("bars", "bars"), "n_val": ("100", 100),
+    "tuning_runs": ("4", 4),
 }
 
 
