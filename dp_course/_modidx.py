@@ -1814,6 +1814,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                        'dp_course.public_nets.slice_of_training': ( 'workshop/public_nets.html#slice_of_training',
                                                                                     'dp_course/public_nets.py')},
             'dp_course.public_start': { 'dp_course.public_start.hours': ('public_start.html#hours', 'dp_course/public_start.py'),
+                                        'dp_course.public_start.labelled': ('public_start.html#labelled', 'dp_course/public_start.py'),
                                         'dp_course.public_start.noise_to_signal': ( 'public_start.html#noise_to_signal',
                                                                                     'dp_course/public_start.py'),
                                         'dp_course.public_start.ours': ('public_start.html#ours', 'dp_course/public_start.py'),

@@ -85,7 +85,7 @@ def open_release(
     try:
         classes = len(about["classes"])
         model = make_network(about["model"], about["input"], classes)
-        model = fit_out(model, classes, about.get("new_head"), about.get("learns", "all"))
+        model = fit_out(model, classes, about.get("new_head"), about.get("learns"))
         model.load_state_dict(state["weights"])
     except (KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:100]

@@ -1,8 +1,10 @@
 "Public networks, features and the sweep of lesson 16: shapes, exactness, files, what is run when."
+import ast
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from toys import digits_between, generator
@@ -21,7 +23,7 @@ from dp_course.engines import fast_grad_sum
 from dp_course.ladder import images_of
 from dp_course.models import resnet20
 from dp_course.presets import FEATURES, PRESETS, make_config, make_plan
-from dp_course.records import flat_row, read_record
+from dp_course.records import flat_row, read_record, sweep
 from dp_course.releases import open_release
 from dp_course.results import results
 from experiments import harness
@@ -184,8 +186,9 @@ def test_what_it_would_cost_is_said_without_the_network(preset, net, f, no_netwo
 def test_untuned_settings_say_so():
     for name, preset in PRESETS.items():
         if name.startswith("public-"):
-            assert preset.get("tuning_runs", 0) == 0 and "untuned" in preset["about"] or (
-                preset["about"].startswith("the same"))
+            tuned = name.startswith("public-max100")
+            assert preset.get("tuning_runs", 0) == 9*tuned
+            assert tuned or "untuned" in preset["about"] or preset["about"].startswith("the same")
 
 
 def read_by(features):
@@ -193,16 +196,33 @@ def read_by(features):
     return FEATURES[features].keywords | dict(net=features, name=features)
 
 
-@pytest.mark.parametrize("preset, cell", [
-    ("public-linear-eps3", recipe.head_cell("public-net")),
-    ("public-max100-eps2.12", recipe.head_cell("max-100", layers="last", power=.25))])
-def test_a_preset_of_features_begins_where_the_search_begins(preset, cell):
-    ours = make_config(preset)
-    assert (ours.lr, ours.batch_size, ours.max_norm) == (cell["lr"], cell["batch"], recipe.CLIP)
-    assert make_plan(ours, 50_000).steps == cell["steps"]
-    said = read_by(ours.features)
-    assert said.keys() >= {"layers", "k", "power", "within"}
-    assert said | cell == cell | dict(name=cell["net"])
+def is_cell(config, cell):
+    "Whether a preset is a cell of the sweep."
+    said = read_by(config.features) | dict(
+        lr=config.lr, batch=config.batch_size, eps=config.eps, seed=cell["seed"],
+        steps=make_plan(config, 50_000).steps, mean=True, kind_of_run="head", stage=cell["stage"])
+    return said == cell | dict(name=cell["net"]) and (
+        config.max_norm, config.momentum, config.schedule) == (recipe.CLIP, .9, "linear")
+
+
+def test_a_preset_of_features_begins_where_the_search_begins():
+    assert is_cell(make_config("public-linear-eps2"), recipe.head_cell("public-net", eps=2.))
+
+
+MAX_100 = recipe.head_cell("max-100", layers="last", power=.25, within=False)  # chosen
+
+
+def test_papernots_presets_are_what_the_search_chose(monkeypatch):
+    monkeypatch.setattr(recipe, "is_there", lambda net: True)
+    for eps in recipe.EPS:
+        lr = 8. if eps > 1 else 2.
+        cell = MAX_100 | dict(eps=eps, lr=lr)
+        assert is_cell(make_config(f"public-max100-eps{eps:g}"), cell)
+        assert not is_cell(make_config(f"public-max100-eps{eps:g}", lr=4.), cell)
+    cells, best, low = recipe.tuning_papernot(harness.rows_of(recipe))
+    if low:  # where the record is
+        tried = len(set(map(recipe.key, cells)))
+        assert (tried, best, low) == (9, MAX_100, MAX_100 | dict(eps=.32, lr=2.))
 
 
 def test_papernots_five_budgets_are_presets():
@@ -228,7 +248,7 @@ def recipe_layers():
         return recipe.layers([])[0]
 
 
-LEARNS = {"all": "all", "head": "head", "norms": "head+norms", "adapters": "head+adapters"}
+LEARNS = {"all": "", "head": "head", "norms": "head+norms", "adapters": "head+adapters"}
 
 
 @pytest.mark.parametrize("preset, given, least", [
@@ -315,8 +335,7 @@ def test_what_does_not_learn_stays_as_it_was(as_if_there):
 
 
 def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
-    first = recipe.head_cell("max-100", layers="last", power=.25)
-    cell = first | dict(stage="final", steps=5, batch=60., seed=3)
+    cell = MAX_100 | dict(stage="final", steps=5, batch=60., seed=3)
     theirs, row = trainer_of(cell, monkeypatch)
     config = make_config("public-max100-eps2.12", batch_size=30., epochs=2.5)
     job = Job(config, out=as_if_there/"out", device="cpu", seed=3)
@@ -336,7 +355,7 @@ def test_features_of_two_networks_are_two_files(as_if_there):
     ("public-max100-eps2.12", dict(new_head="bars"), "for networks on pixels"),
     ("public-linear-eps3", dict(features="public"), "unknown features 'public'"),
     ("digits-eps3", dict(features="max-100"), "do not fit"),
-    ("public-all-eps2", dict(learns="norms"), "pass one of all, head, head.norms"),
+    ("public-all-eps2", dict(learns="norms"), "pass one of , head, head.norms"),
     ("public-all-eps2", dict(new_head="cifar10"), "pass one of , cifar100, bars")])
 def test_what_does_not_fit_is_refused(preset, given, words):
     with pytest.raises(ValueError, match=words):
@@ -472,16 +491,24 @@ def test_nothing_is_asked_for_without_a_network(monkeypatch):
 # -- what the lesson says of a record that is not whole --------------------------------------------
 
 def lesson(rows):
-    "The cells that read the record, run on made-up rows."
+    "The cells that read the record, run on made-up rows; tables and figure in `shown`."
     path = Path(__file__).resolve().parent.parent/"nbs/16_public_start.ipynb"
     cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]
              if cell["cell_type"] == "code"]
-    names = {"faked": rows}
-    for start in ("#| default_exp", "from dp_course.data", "#| export\nimport", "#| export\nTHEIRS",
-                  "made_up", "near(sum(", "def labelled"):
+    names, shown = {"faked": rows}, {}
+    for start in ("#| default_exp", "from dp_course.data", "#| export\nimport math", "made_up",
+                  "near(sum(", "fig, ax = figure(\"More public", "headline = ", "def of_preset",
+                  "CLAIMS = "):
         cell, = [cell for cell in cells if cell.startswith(start)]
-        exec(cell.replace("rows = recorded()", "rows = faked"), names)
-    return names
+        *body, last = ast.parse(cell.replace("rows = recorded()", "rows = faked")).body
+        exec(compile(ast.Module(body, []), start, "exec"), names)
+        if isinstance(last, ast.Expr):
+            found = eval(compile(ast.Expression(last.value), start, "eval"), names)
+            shown[start.strip()] = found if isinstance(found, list) else names["ax"]
+        else:
+            exec(compile(ast.Module([last], []), start, "exec"), names)
+    plt.close("all")
+    return names | {"shown": shown}
 
 
 def row(net, eps=2.12, stage="final", accuracy=.7, **said):
@@ -500,11 +527,13 @@ def test_the_lesson_shows_what_the_search_chose():
         assert names["beside"]("max-100", 2.12)[0] == 70.
         assert names["beside"]("half-rand-50", .32)[0] == 50.
         assert names["beside"]("max-100", .32) == "not run yet"
+        said = {line["public data"]: line["ours (%)"] for line in names["shown"]["near(sum("]}
+        assert said["max-100, raw"] == "10.0 (1 seed)"
     for k, layers in (1, "last"), (4, "several"):
         found = dict(k=k, layers=layers)
         rows = [row("public-net", 2., "tune", .9, **found), row("public-net", 2., "tune", .5, k=2),
                 row("public-net", 2., accuracy=.8, **found), row("public-net", 2., k=2)]
-        assert lesson(rows)["table"][1]["ours: mean, std, seeds"][0] == 80.
+        assert lesson(rows)["today"]["eps 2"][0] == 80.
 
 
 def test_three_kinds_are_not_tested_by_design():
@@ -512,4 +541,57 @@ def test_three_kinds_are_not_tested_by_design():
     assert {lesson(rows)["tested"]("norms") for rows in ([], tuned)} == {"not run yet"}
     names = lesson(tuned + [row("public-net", 2., kind_of_run="layers", what="norms")])
     said = [names["tested"](what) for what in N.MOVING]
-    assert said.count("not tested, by design") == 3 and names["tested"]("norms")[0] == 70.
+    assert said.count("not tested, by design") == 3
+    assert names["tested"]("norms") == "70.0 (1 seed)"
+
+
+def whole_record(path, accuracy):
+    "A file with every row of all four parts."
+    rows, runs = [], []
+    for part in (recipe.papernot, recipe.heads, recipe.plain, recipe.layers):
+        while True:
+            done = set(map(recipe.key, rows))
+            todo = [cell for cell in part(rows) if recipe.key(cell) not in done]
+            if not todo:
+                break
+            cell = todo[0]
+            start = dict(kind="start", preset="sweep-public_start", config=cell, data="cifar10",
+                         seed=cell["seed"], plan=cell["eps"] and dict(eps=cell["eps"]))
+            end = dict(kind="end", test_accuracy=accuracy(cell), eps_pld=cell["eps"])
+            runs.append([start, end])
+            rows.append(flat_row(runs[-1]))
+    harness.write(path, runs)
+    return sweep(path)
+
+
+@pytest.mark.parametrize("accuracy", [
+    lambda cell: .7, lambda cell: .7 + .01*cell["seed"] - .001*cell["lr"],
+    lambda cell: .1 + .2*(cell.get("power") == 0) + .1*(cell.get("layers") == "last"),
+    lambda cell: .5 + .1*(cell.get("what") == "adapters") + .05*(not cell.get("mean", True))])
+def test_a_whole_record_fills_every_table_and_the_figure(tmp_path, monkeypatch, accuracy):
+    monkeypatch.setattr(recipe, "is_there", lambda net: True)
+    rows = whole_record(tmp_path/"made-up.jsonl", accuracy)
+    names = lesson(rows)
+    for start, table in names["shown"].items():
+        if start.startswith("fig"):
+            labels = [text.get_text() for text in table.get_legend().get_texts()]
+            assert len(labels) == 8 and sum("ours" in label for label in labels) == 4
+            continue
+        assert all(line.keys() == table[0].keys() for line in table), start
+        ladder = start == "def of_preset"
+        words = [str(v) for line in table for v in line.values() if not ladder or "net" in str(v)]
+        assert not [word for word in words if "not run" in word or "nan" in word], start
+    beside, = [line for line in names["shown"]["near(sum("]
+               if (line["public data"], line["eps"]) == ("max-100", 2.12)]
+    assert "(3 seeds)" in beside["ours (%)"]
+    assert len(rows) == len(set(map(recipe.key, rows))) > 50
+
+
+def test_of_no_record_every_table_says_so_and_nothing_else():
+    names = lesson([])
+    for start, table in names["shown"].items():
+        if start.startswith("fig"):
+            labels = [text.get_text() for text in table.get_legend().get_texts()]
+            assert not [label for label in labels if "ours" in label]
+        elif start != "def of_preset":
+            assert "not run yet" in str(table) and "seed" not in str(table)
