@@ -452,6 +452,7 @@ _MAX_100_LOW = dict(
     lr=2.,
 )
 
+# %% ../nbs/workshop/presets.ipynb #451e511a
 _PUBLIC_ALL = dict(
     about="all layers of public_net at eps = 2, a new head alone at first; untuned",
     data="cifar10",
