@@ -53,14 +53,21 @@ def _lengths(rows, b):  # ((k b),...) -> (b)
     return vector_norm(rows.reshape(len(rows)//b, b, -1), dim=(0, 2), dtype=wide)
 
 # %% ../nbs/workshop/layers.ipynb #ca7e66fd
-_PIECE = 2**18  # numbers at a time: their float32 copy, 1 MB, stays in a core's cache
+_PIECE = 2**20  # numbers at a time: their float32 copy, 4 MB, stays in the processor's cache
 
 
-def _in_pieces(rows, widened=True):  # (b,p) -> list of (n,p)
-    "Cut rows of half precision, so that wide copies of all of them never exist at once."
-    if rows.is_cuda or rows.dtype.itemsize > 2 and widened:
+def _in_pieces(rows):  # (b,...) -> list of (n,...)
+    "Cut a batch, so that wide copies of all of it never exist at once."
+    if rows.is_cuda:
         return [rows]
-    return rows.split(1 + _PIECE//max(1, rows.shape[1]))
+    return rows.split(1 + _PIECE//max(1, rows[:1].numel()))
+
+
+def _by_pixel(gradients):
+    "Do the input channels of a filter lie side by side, pixel after pixel?"
+    if gradients.dim() != 5 or gradients.is_contiguous():
+        return False
+    return gradients.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
 
 
 class KeptGradients:
@@ -69,22 +76,44 @@ class KeptGradients:
         self,
         gradients,  # (b,*shape)
     ):
+        self.by_pixel = _by_pixel(gradients)
+        if self.by_pixel:
+            gradients = gradients.movedim(2, -1)  # as they lie in memory
         self.shape = gradients.shape[1:]
         self.flat = gradients.reshape(len(gradients), self.shape.numel())
         self.wide = at_least_float32(gradients.dtype)
 
     def squared_norms(self):  # (b)
-        pieces = _in_pieces(self.flat)
-        return torch.cat([_row_norms(rows.to(self.wide)) for rows in pieces]).square()
+        if self.flat.dtype == self.wide:
+            return _row_norms(self.flat).square()
+        pieces = [_row_norms(rows.to(self.wide)) for rows in _in_pieces(self.flat)]
+        return torch.cat(pieces).square()
 
-    def weighted_sum(self, factors, bad):  # (b), (b) or None -> shape
-        flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
-        total = flat.new_zeros(flat.shape[1], dtype=self.wide)
-        pieces = _in_pieces(flat)
-        n = len(pieces[0])
-        for rows, some in zip(pieces, factors.to(self.wide).split(n)):
-            total.addmv_(rows.to(self.wide).T, some)
-        return total.view(self.shape)
+# %% ../nbs/workshop/layers.ipynb #5b20d0a1
+@patch_to(KeptGradients)
+def flat_sum(self, factors, bad):  # (b), (b) or None -> (p), as the gradients lie in memory
+    "Add up the gradients, each times its factor."
+    flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
+    factors = factors.to(self.wide)
+    if flat.dtype == self.wide:
+        return flat.T @ factors
+    total = flat.new_zeros(flat.shape[1], dtype=self.wide)
+    pieces = _in_pieces(flat)
+    for rows, some in zip(pieces, factors.split(len(pieces[0]))):
+        total.addmv_(rows.to(self.wide).T, some)
+    return total
+
+
+@patch_to(KeptGradients)
+def restored(self, total):  # (p) -> the weight's shape
+    "Give a sum the shape of the weight."
+    total = total.view(self.shape)
+    return total.movedim(-1, 1).contiguous() if self.by_pixel else total
+
+
+@patch_to(KeptGradients)
+def weighted_sum(self, factors, bad):  # (b), (b) or None -> shape
+    return self.restored(self.flat_sum(factors, bad))
 
 # %% ../nbs/workshop/layers.ipynb #659abc4c
 class GhostNorm:
@@ -195,18 +224,23 @@ def _rounded_up(squared, allowance, exactly):  # (b) each
     return squared
 
 # %% ../nbs/workshop/layers.ipynb #827b7099
-def _patches(x, conv, padding):  # (rows,groups,i*kh*kw,t)
-    "List everything that each weight of a convolution multiplies, one line per weight."
-    n = len(conv.stride)
+def _windows(x, conv, padding):  # (rows,i,*positions,*offsets)
+    "See at every position what a filter sees there: a view, in which nothing is copied yet."
     if any(padding):
         x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
     steps = zip(conv.kernel_size, conv.stride, conv.dilation)
     for axis, (kernel, stride, dilation) in enumerate(steps, 2):
         width = dilation*(kernel - 1) + 1
-        x = x.unfold(axis, width, stride)[..., ::dilation]  # a view: nothing is copied yet
+        x = x.unfold(axis, width, stride)[..., ::dilation]
+    return x
+
+
+def _patches(x, conv, padding):  # (rows,groups,i*kh*kw,t)
+    "List everything that each weight of a convolution multiplies, one line per weight."
+    n = len(conv.stride)
     positions, offsets = range(2, 2 + n), range(2 + n, 2 + 2*n)
-    x = x.permute(0, 1, *offsets, *positions)
-    return x.reshape(len(x), conv.groups, -1, x.shape[-n:].numel())
+    windows = _windows(x, conv, padding).permute(0, 1, *offsets, *positions)
+    return windows.reshape(len(x), conv.groups, -1, windows.shape[-n:].numel())
 
 # %% ../nbs/workshop/layers.ipynb #7edacc75
 def _fold(rows, b):  # ((k b),c,...) -> (k,(b c),...)
@@ -267,6 +301,24 @@ def _gradients_by_patches(conv, x, g, b, padding):  # (b,*weight.shape)
         torch.matmul(gs, _patches(xs, conv, padding).mT, out=part)
     gradients = gradients.view(-1, b, *shape)
     return gradients[0] if len(gradients) == 1 else gradients.sum(0)
+
+# %% ../nbs/workshop/layers.ipynb #5b20d0a2
+def _pixel_patches(x, conv, padding):  # (rows,t,kh*kw*i)
+    "List what a filter sees at each position, the channels of a pixel side by side."
+    x = x.contiguous(memory_format=torch.channels_last)
+    windows = _windows(x, conv, padding).permute(0, 2, 3, 4, 5, 1)
+    return windows.reshape(len(x), windows.shape[1]*windows.shape[2], -1)
+
+
+def _gradients_by_pixels(conv, x, g, padding):  # (b,*weight.shape), its channels side by side
+    "Multiply output gradients with such patches."
+    o, i, *kernel = conv.weight.shape
+    g = g.flatten(2)
+    gradients = g.new_empty(len(g), o, conv.weight[0].numel())
+    n = 1 + 2**20//(gradients.shape[2]*g.shape[2])  # rows at a time: patches of 2 MB
+    for part, xs, gs in zip(gradients.split(n), x.split(n), g.split(n)):
+        torch.bmm(gs, _pixel_patches(xs, conv, padding), out=part)
+    return gradients.view(-1, o, *kernel, i).movedim(-1, 2)
 
 # %% ../nbs/workshop/layers.ipynb #5a263bc0
 def _block(table, axis, low, high):
@@ -346,6 +398,8 @@ class ConvWeight:
         self.careful = False  # as in `LinearWeight`
 
     def gradients(self):  # (b,*weight.shape)
+        if self._small_and_deep():
+            return _gradients_by_pixels(self.conv, self.x, self.g, self.padding)
         if _empty_lanes(self.conv, len(self.x), self.b) or self._few_positions():
             return self.naive()
         return _gradients_by_folding(self.conv, self.x, self.g, self.b, self.padding)
@@ -360,17 +414,13 @@ class ConvWeight:
         n = 1 + 2**22//self.x.shape[2:].numel()**2  # examples at a time: tables of 16 MB
         return torch.cat(list(map(self._ghost_norms, self.x.split(n), self.g.split(n))))
 
-    def norm_bounds(self):  # (b)
-        area = self.conv.weight[0, 0].numel()
-        return area**.5*_lengths(self.x, self.b)*_lengths(self.g, self.b)
-
     def weighted_sum(self, factors, bad):  # weight.shape
         x, g = (v.double() if self.careful else v for v in (self.x, self.g))
         x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
         return _weight_gradient(self.conv, x, g, self.padding, self.conv.groups)
 
     def keep(self, gradients, once=True):
-        return KeptGradients(gradients)
+        return KeptGradients(gradients if once else gradients.contiguous())  # pieces are added
 
 # %% ../nbs/workshop/layers.ipynb #1d79605f
 @patch_to(ConvWeight)
@@ -379,6 +429,19 @@ def _few_positions(self):
     half = self.x.dtype.itemsize < 4 and not self.x.is_cuda
     t = self.g.shape[2:].numel()
     return half and len(self.x) == self.b and self.conv.weight.numel() > 256*t
+
+
+@patch_to(ConvWeight)
+def _small_and_deep(self):
+    "Are there more channels than pixels in a row, so that copies run along the channels?"
+    flat = self.conv.groups == 1 and self.x.dim() == 4
+    return flat and self._few_positions() and self.x.shape[1] > self.x.shape[3]
+
+
+@patch_to(ConvWeight)
+def norm_bounds(self):  # (b)
+    area = self.conv.weight[0, 0].numel()
+    return area**.5*_lengths(self.x, self.b)*_lengths(self.g, self.b)
 
 
 @patch_to(ConvWeight)
@@ -429,27 +492,35 @@ class KeptStandardized:
     ):
         self.kept = KeptGradients(gradients)
         self.flat = self.kept.flat
-        self.filters = [t.to(at_least_float32(t.dtype)) for t in filters]
+        c, f, h = [t.to(at_least_float32(t.dtype)) for t in filters]
+        if self.kept.by_pixel:
+            c = c.view(gradients.shape[1:]).movedim(1, -1).flatten(1)
+        self.filters = c, f, h  # c in the order of the gradients
 
     def squared_norms(self):  # (b)
-        parts = [self._of_piece(rows) for rows in _in_pieces(self.flat, widened=False)]
-        return torch.cat(parts)
-
-    def _of_piece(self, rows):
-        c, f, _ = self.filters
-        gradients = rows.view(-1, *c.shape).to(c.dtype)  # (n,o,i)
-        gg = gradients.square().sum(2) @ f.squeeze(1).square()
-        g1 = gradients.sum(2)
-        gc = (gradients*c).sum(2)
+        gradients = self.flat.view(-1, *self.filters[0].shape)
+        parts = [self._products(rows) for rows in _in_pieces(gradients)]
+        gg, g1, gc = map(torch.cat, zip(*parts))
+        gg = gg @ self.filters[1].squeeze(1).square()
         return _raw_squared_norms(gg, g1, gc, self.filters, partial(self._exactly, gradients))
 
-    def _exactly(self, gradients, rows):
-        self.kept.wide = torch.float64
-        return _raw_gradient(gradients[rows].double(), self.filters).square().sum((1, 2))
-
     def weighted_sum(self, factors, bad):
-        total = self.kept.weighted_sum(factors, bad)
-        return _raw_gradient(total.flatten(1), self.filters).view(total.shape)
+        total = self.kept.flat_sum(factors, bad).view(self.filters[0].shape)
+        return self.kept.restored(_raw_gradient(total, self.filters))
+
+# %% ../nbs/workshop/layers.ipynb #5b20d0a4
+@patch_to(KeptStandardized)
+def _products(self, rows):  # (n,o,weights of a filter) -> (n,o) three times
+    "Inner products of every filter's gradient with itself, with ones, and with the filter."
+    c = self.filters[0]
+    rows = rows.to(c.dtype)
+    return vector_norm(rows, dim=2).square(), rows.sum(2), (rows*c).sum(2)
+
+
+@patch_to(KeptStandardized)
+def _exactly(self, gradients, rows):  # which of the gradients -> their squared norms
+    self.kept.wide = torch.float64
+    return _raw_gradient(gradients[rows].double(), self.filters).square().sum((1, 2))
 
 # %% ../nbs/workshop/layers.ipynb #0cc6bd72
 class StandardizedWeight:

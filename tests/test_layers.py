@@ -1,9 +1,13 @@
 "What a layer knows about each example, against autograd: every shape, in pieces, rounded up."
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from dp_course import layers
+from dp_course.dpsgd import FlatClip, loop_grad_sum
+from dp_course.engines import bf16_engine, fast_grad_sum
 from dp_course.layers import RULES, ConvWeight, KeptGradients, StandardizedWeight, rule_of
 from dp_course.models import WSConv2d
 
@@ -121,6 +125,76 @@ def test_wide_layers_are_folded_in_pieces(groups, k, monkeypatch):
     weight = ConvWeight(m, x, g, 31, (1, 1))
     assert torch.allclose(weight.gradients(), weight.naive(), 1e-10, 1e-10)
     assert calls == [16*groups, 15*groups]
+
+
+DEEP = {  # small images with many channels: kernel, stride, padding, dilation
+    "3x3": (3, 1, 1, 1),
+    "stride 2": (3, 2, 1, 1),
+    "uneven": ((2, 3), 1, (0, 2), 1),
+    "dilated": (3, 1, 2, 2),
+    "1x1": (1, 2, 0, 1),
+}
+
+
+def deep_weight(kind, conv, b=5):
+    "What half precision knows of a layer whose gradients are made pixel by pixel."
+    m = conv(80, 72, *DEEP[kind], bias=False)
+    x = torch.randn(b, 80, 4, 4).bfloat16()
+    g = torch.randn(m(x.float()).shape).bfloat16()
+    weight = ConvWeight(m, x, g, b, m.padding)
+    return StandardizedWeight(weight, m.centred()) if conv is WSConv2d else weight
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d, WSConv2d])
+@pytest.mark.parametrize("kind", DEEP)
+def test_gradients_made_pixel_by_pixel(kind, conv):
+    "The same gradients, norms and sums as from ordinary patches, in another order of memory."
+    weight = deep_weight(kind, conv)
+    by_pixel, plain = weight.gradients(), weight.naive()
+    inner = getattr(weight, "inner", weight)
+    assert inner._small_and_deep() and by_pixel.equal(plain)
+    assert by_pixel.movedim(2, -1).is_contiguous()
+    factors, bad = torch.rand(5), torch.tensor([False, True, False, False, False])
+    for once in (True, False):
+        found, expected = weight.keep(by_pixel, once), weight.keep(plain, once)
+        assert torch.allclose(found.squared_norms(), expected.squared_norms(), 1e-5)
+        total = found.weighted_sum(factors, bad)
+        assert total.is_contiguous() and total.shape == inner.conv.weight.shape
+        assert torch.allclose(total, expected.weighted_sum(factors, bad), 1e-4, 1e-4)
+
+
+def test_gradients_made_pixel_by_pixel_in_pieces(monkeypatch):
+    weight = deep_weight("3x3", WSConv2d)
+    whole = weight.keep(weight.gradients())
+    norms, total = whole.squared_norms(), whole.weighted_sum(torch.rand(5), None)
+    monkeypatch.setattr(layers, "_PIECE", 2*80*72*9)  # three rows at a time
+    sizes = [len(rows) for rows in layers._in_pieces(whole.flat)]
+    torch.manual_seed(0)
+    again = deep_weight("3x3", WSConv2d)
+    pieces = again.keep(again.gradients())
+    assert sizes == [3, 2]
+    assert torch.allclose(pieces.squared_norms(), norms, 1e-6)
+    assert torch.allclose(pieces.weighted_sum(torch.rand(5), None), total, 1e-4, 1e-4)
+
+
+class LargeAndSmall(nn.Module):
+    "One convolution, on a large map and on a small one."
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(80, 80, 3, padding=1, bias=False)
+        self.head = nn.Linear(80, 3)
+
+    def forward(self, x):
+        return self.head(self.conv(nn.functional.avg_pool2d(self.conv(x), 6)).mean((2, 3)))
+
+
+def test_a_convolution_used_on_maps_of_two_sizes():
+    "Its gradients are made in two ways, and added."
+    model, x, y = LargeAndSmall(), torch.randn(3, 80, 24, 24), torch.arange(3)
+    loss, clip = partial(nn.functional.cross_entropy, reduction="none"), FlatClip(1.)
+    half, _ = bf16_engine(fast_grad_sum)(model, loss, x, y, clip)
+    full, _ = loop_grad_sum(model, loss, x, y, clip)
+    assert (half["conv.weight"] - full["conv.weight"]).norm() < .05*full["conv.weight"].norm()
 
 
 def test_standardized_filters_have_raw_norms_and_sums():
