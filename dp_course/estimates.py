@@ -18,12 +18,12 @@ from .core import default_device, pick_device
 from .data import Examples
 from .dpsgd import FlatClip
 from .encoders import find_start
-from .presets import FEATURES, PRESETS, make_config, make_network, planned_steps
-from .public_features import untrained_features
+from .presets import (
+    FEATURES, PRESETS, fit_out, make_config, make_network, planned_steps)
+from .public_features import PUBLIC, untrained_features
 from .records import (
     distinct, leading, mean_std, peak_memory_mb, recorded, runs_folders, settings, synchronize)
 from .releases import IMAGES
-from .scans import learn_only
 from .tasks import SCANS, task_of
 
 # %% ../nbs/workshop/estimates.ipynb #01d9bb36
@@ -38,8 +38,8 @@ def _one(data_name, features):
     x = torch.randint(256, (1, *shape), generator=g, dtype=torch.uint8)
     y = torch.zeros(1, dtype=torch.int64)
     data = Examples(x, y)
-    if features == "public":
-        return untrained_features(data)
+    if features in PUBLIC:
+        return untrained_features(data, features)
     return FEATURES[features](data, cache=False) if features else data
 
 
@@ -117,10 +117,10 @@ def missing_start(
     config,  # `Config`
 ):           # "", or in words what is missing
     "Look whether there is a public network for a run on its features."
-    if config.features != "public" or config.data == "digits":
+    if config.features not in PUBLIC or config.data == "digits":
         return ""
     try:
-        find_start("public-net")
+        find_start(config.features)
         return ""
     except FileNotFoundError as error:
         return str(error)
@@ -173,8 +173,7 @@ def image_seconds(
     x = tree_map(lambda v: v.float(), data.normalize(x))
     shape = tree_map(lambda v: tuple(v.shape[1:]), x)
     model = make_network(config.model, shape, len(data.classes)).to(device)
-    if config.learns:
-        learn_only(model, *config.learns.split("+"))
+    model = fit_out(model, len(data.classes), learns=config.learns)
     engine = make_engine(config, device, rows)
     loss = task_of(config.data).loss
     work = _seconds(lambda: engine(model, loss, x, y, FlatClip(config.max_norm)), device)

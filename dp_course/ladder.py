@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .core import PALETTE, figure
 from .presets import make_config
+from .public_features import PUBLIC
 from .records import mean_std
 
 # %% ../nbs/workshop/ladder.ipynb #e643efe3
@@ -90,8 +91,9 @@ def images_of(
     config,  # dict of settings, as in the first line of a record
 ):           # str
     "Say which images a run used beside those of its data set."
-    public = config.get("features") == "public"
-    if public and config.get("data") == "digits":  # a miniature, taught by drawings
+    public = config.get("features") in PUBLIC
+    bars = public and config.get("data") == "digits" or config.get("new_head") == "bars"
+    if bars:  # a miniature, taught or measured by drawings
         return "synthetic"
     if public or config.get("start") and config.get("model") == "public_net":
         return "public (CIFAR-100)"

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MODELS', 'HEADS', 'PIXELWISE', 'FEATURES', 'ENGINES', 'CHOICES', 'PRESETS', 'Config', 'check_types', 'config_of',
            'planned_steps', 'make_plan', 'edge_filters', 'digit_filters', 'ReportBlock', 'report_wrn16_4',
-           'bounded_cnn', 'make_network', 'make_config', 'overrides_of', 'run_name', 'make_schedule', 'lr_at']
+           'bounded_cnn', 'make_network', 'fit_out', 'make_config', 'overrides_of', 'run_name', 'make_schedule',
+           'lr_at']
 
 # %% ../nbs/workshop/presets.ipynb #dc9d90fc
 import difflib
@@ -23,10 +24,12 @@ from .dpsgd import loop_grad_sum
 from .gradients import fast_grad_sum, vmap_grad_sum
 from .leaves import leafed, leaves_cnn, leaves_linear
 from .models import WSConv2d, four_a_group, papernot_cnn, resnet20, wrn16_4, wrn40_4
-from .public_features import public_featured
+from .public_features import PUBLIC, public_featured
 from .scattering import linear_grad_sum, linear_head, scatter_cnn, scattered
+from .scans import learn_only
 from .tasks import SCANS
-from .transfer import public_net
+from .transfer import new_head as _new_head
+from .transfer import public_net, train_only
 from .tricks import SCHEDULES, Schedule
 from .unet import UNet
 
@@ -37,12 +40,13 @@ class Config:
     preset:str = ""            # name of the preset
     about:str = ""             # one line for --help
     data:str = "digits"        # as for `load`, or a key of `SCANS`
-    features:str = ""          # "scatter": of lesson 11; "leaves": more; "public": of lesson 16
+    features:str = ""          # "scatter": of lesson 11; "leaves": more; a key of `PUBLIC`: of 16
     centre:float = 0.          # noise multiplier of the mean that leaf features are centred by
     model:str = "resnet20"     # a key of `MODELS`, `HEADS` (with features), `PIXELWISE`
     start:str = ""             # encoder to begin with, synthetic or public: a name or a file
     head_steps:int = 0         # first steps, of the last layer alone
-    learns:str = ""            # parts of a U-Net: "head" or "head+norms"; "": all of a network
+    new_head:str = ""          # public images ("cifar100", "bars") behind whose mean it begins at 0
+    learns:str = ""            # "head", "head+norms", "head+adapters": the rest is frozen; "": all
     unit:str = ""              # whom the guarantee is for: "patient"; "": an example
     eps:float = 3.             # budget
     delta:float = 1e-5         # probability with which the bound may fail; at most 1/n
@@ -61,6 +65,7 @@ class Config:
     micro_batch:int = 128      # images in memory at a time, views counted; changes speed only
     precision:str = "float32"  # of the network, or "bf16", or "auto": bf16 where it is fast
     sigma:float = 0.           # noise multiplier, if it is not to follow from eps
+    pixel_mean:tuple = ()      # subtract these from pixels instead of the data set's own
     pixel_std:tuple = ()       # divide pixels by these instead of the data set's own
     n_val:int = 0              # > 0: test on so many held-out *training* examples, for tuning
     tuning_runs:int = 0        # private runs, on a validation split, that chose these numbers
@@ -236,7 +241,7 @@ PIXELWISE = {"unet16": partial(UNet, 16)}  # they answer for every pixel of a sc
 FEATURES = {  # f(data, cache=None) -> data
     "scatter": scattered,
     "leaves": leafed,
-    "public": public_featured,
+    **{name: partial(public_featured, name=name, **how) for name, how in PUBLIC.items()},
 }
 
 ENGINES = {
@@ -252,8 +257,9 @@ CHOICES = {
     "engine": ENGINES,
     "optimizer": ("sgd", "rmsprop"),
     "schedule": SCHEDULES,
+    "new_head": ("", "cifar100", "bars"),
+    "learns": ("", "head", "head+norms", "head+adapters"),
     "precision": ("auto", "bf16", "float32"),
-    "learns": ("", "head", "head+norms"),
     "unit": ("", "patient"),
 }
 
@@ -268,6 +274,23 @@ def make_network(
         return HEADS[model](shape, classes)
     make = MODELS.get(model) or PIXELWISE[model]
     return make(classes=classes, in_channels=shape[0])
+
+
+def fit_out(
+    model,        # that has its start
+    classes:int,
+    new_head="",  # as in `Config`
+    learns="",    # as in `Config`
+    z=None,       # as for `transfer.new_head`
+):                # the model, or one with another head
+    "Put in a new head and adapters, and freeze what is not to learn."
+    if new_head:
+        model = _new_head(model, z, classes)
+    if learns and isinstance(model, UNet):
+        learn_only(model, *learns.split("+"))
+    elif learns:
+        train_only(model, learns.removeprefix("head+"))
+    return model
 
 # %% ../nbs/workshop/presets.ipynb #e37d4c16
 _DIGITS = dict(
@@ -415,7 +438,7 @@ _BOUNDED = {
 _PUBLIC_LINEAR = dict(
     about="a linear model on features of a network that knows CIFAR-100; untuned",
     data="cifar10",
-    features="public",
+    features="public-net",
     model="public_linear",
     engine="linear",
     batch_size=8192,
@@ -426,11 +449,28 @@ _PUBLIC_LINEAR = dict(
     micro_batch=1024,
 )
 
+_MAX_100 = dict(
+    _PUBLIC_LINEAR,
+    about="a linear model on the last layer of Papernot's network, Max-100",
+    features="max-100",
+    eps=2.12,
+    tuning_runs=9,
+)
+
+_MAX_100_LOW = dict(
+    _MAX_100,
+    about="the same at eps = 0.73, with the rate of small budgets",
+    eps=.73,
+    lr=2.,
+)
+
+# %% ../nbs/workshop/presets.ipynb #451e511a
 _PUBLIC_ALL = dict(
-    about="all layers of that network at eps = 2, the head alone at first; untuned",
+    about="all layers of public_net at eps = 2, a new head alone at first; untuned",
     data="cifar10",
     model="public_net",
     start="public-net",
+    new_head="cifar100",
     head_steps=12,
     eps=2.,
     batch_size=4096,
@@ -440,7 +480,8 @@ _PUBLIC_ALL = dict(
     schedule="linear",
     micro_batch=128,
     precision="auto",
-    pixel_std=(.2673, .2564, .2762),  # CIFAR-100's
+    pixel_mean=(.5071, .4865, .4409),  # CIFAR-100's
+    pixel_std=(.2673, .2564, .2762),
 )
 
 # %% ../nbs/workshop/presets.ipynb #183a135e
@@ -536,15 +577,15 @@ _REPORT_WIDE = dict(
 
 # %% ../nbs/workshop/presets.ipynb #07b0f2c5
 def _at_budgets(family, base, *budgets):
-    "One preset at eps = 3 and the same at other budgets."
+    "One preset, at its own budget, and the same at others."
     others = {
         f"{family}-eps{eps}": dict(base, eps=float(eps), about=f"the same at eps = {eps}")
         for eps in budgets
     }
-    return {f"{family}-eps3": base, **others}
+    return {f"{family}-eps{base.get('eps', 3):g}": base, **others}
 
 
-_TINY = dict(data="digits", micro_batch=32, pixel_std=(), crop=1, flip=False)
+_TINY = dict(data="digits", micro_batch=32, pixel_mean=(), pixel_std=(), crop=1, flip=False)
 
 
 def _miniature(preset):
@@ -554,7 +595,8 @@ def _miniature(preset):
         return {**preset, "data": "phantoms", "start": "", "batch_size": everybody, "epochs": 3}
     if "features" in preset:
         return {**preset, **_TINY, "batch_size": 512, "epochs": 10*512/1437}
-    few = {"views": min(2, preset.get("views", 0)), "start": "", "head_steps": 0}
+    few = {"views": min(2, preset.get("views", 0)), "start": "", "head_steps": 0,
+           "new_head": "bars" if "new_head" in preset else ""}
     return {**preset, **_TINY, **few, "batch_size": 32, "epochs": .067}
 
 # %% ../nbs/workshop/presets.ipynb #bacc7784
@@ -567,6 +609,8 @@ _FULL = {
     **_STARTS,
     **_BOUNDED,
     **_at_budgets("public-linear", _PUBLIC_LINEAR, 1, 2, 8),
+    **_at_budgets("public-max100", _MAX_100, 1.48, 1.04),
+    **_at_budgets("public-max100", _MAX_100_LOW, .32),
     "public-all-eps2": _PUBLIC_ALL,
     **_OCT,
     "report-v1": _REPORT_V1,
@@ -621,9 +665,9 @@ def _check_scans(config):
             f"model={config.model!r} and data={config.data!r} do not fit: {', '.join(PIXELWISE)} "
             f"answers for every pixel, {', '.join(SCANS)} have a mask per image, and neither "
             "goes with anything else")
-    if config.learns and not pixelwise:
-        raise ValueError(f"learns={config.learns!r} names parts that {config.model} does not have: "
-                         f"leave it out, or take {', '.join(PIXELWISE)}")
+    if pixelwise and (config.new_head or config.learns == "head+adapters"):
+        raise ValueError(f"new_head and adapters are for chains of layers, not {config.model}: "
+                         "learns may be head or head+norms")
     if config.unit and not masks:
         raise ValueError(f"unit={config.unit!r}: nobody knows whose each image of {config.data} "
                          f"is; take {', '.join(SCANS)}, or leave it out")
@@ -639,13 +683,15 @@ def _check_names(config):
         if value not in known:
             raise ValueError(f"unknown {name} {value!r}: pass one of {', '.join(known)}")
     takes = config.model.split("_")[0] if config.model in HEADS else ""
-    if config.features != takes:
+    given = "public" if config.features in PUBLIC else config.features
+    if given != takes:
         raise ValueError(
             f"model={config.model!r} and features={config.features!r} do not fit: "
-            f"{', '.join(HEADS)} take the features that they are named after, all other models "
-            "take pixels")
-    if takes and (config.start or config.head_steps):
-        raise ValueError(f"start and head_steps are for networks on pixels, not {config.model}")
+            f"{', '.join(HEADS)} take the features that they are named after (public: those of "
+            f"{', '.join(PUBLIC)}), all other models take pixels")
+    if takes and (config.start or config.head_steps or config.new_head or config.learns):
+        raise ValueError("start, head_steps, new_head and learns are for networks on pixels, "
+                         f"not {config.model}")
     if config.centre and takes != "leaves":
         raise ValueError(f"centre={config.centre:g} is for leaf features only: leave it out")
 

@@ -18,7 +18,7 @@ from .checkpoints import load_checked, save_atomic
 from .core import patch_to
 from .data import Examples
 from .guards import model_input
-from .presets import FEATURES, make_network
+from .presets import FEATURES, fit_out, make_network
 from .tasks import SCANS, count_classes, task_of
 
 # %% ../nbs/workshop/releases.ipynb #92ddd94b
@@ -43,6 +43,8 @@ def describe_network(
         "model": config.model,
         "data": config.data,
         "features": config.features,
+        "new_head": config.new_head,
+        "learns": config.learns,
         "image": list(IMAGES[config.data][1]),
         "input": shape,
         "classes": list(map(str, data.classes)),
@@ -84,7 +86,9 @@ def open_release(
         raise ValueError(f"{path} does not say which network its weights belong to: it is of an "
                          "older version, or of a trainer outside of dp-train")
     try:
-        model = make_network(about["model"], about["input"], len(about["classes"]))
+        classes = len(about["classes"])
+        model = make_network(about["model"], about["input"], classes)
+        model = fit_out(model, classes, about.get("new_head"), about.get("learns"))
         model.load_state_dict(state["weights"])
     except (KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:100]

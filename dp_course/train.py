@@ -28,13 +28,13 @@ from .engines import bf16_engine, fixed_shape, has_bfloat16
 from .estimates import rehearse
 from .leaves import buy_mean
 from .presets import (
-    ENGINES, FEATURES, PRESETS, Config, config_of, make_config, make_network, make_plan,
+    ENGINES, FEATURES, PRESETS, Config, config_of, fit_out, make_config, make_network, make_plan,
     make_schedule, run_name)
 from .processes import Peers, ProcessTrainer, join
+from .public_features import public_rows
 from .records import (
     Record, latest_checkpoint, new_record, read_record, start_line, stated)
 from .pretrain import HeadFirst
-from .scans import learn_only
 from .tasks import task_of
 from .trainer import Trainer
 from .tricks import EMA
@@ -53,6 +53,8 @@ def load_data(
     data = task_of(config.data).load(config.data, root, device=device)
     if not config.unit:
         data = data.replace(groups=None)  # every example is a unit of its own
+    if config.pixel_mean:
+        data = data.replace(mean=config.pixel_mean)
     if config.pixel_std:
         data = data.replace(std=config.pixel_std)
     if config.features:
@@ -71,10 +73,14 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)
         model = make_network(config.model, shape, classes)
-    if config.start:
-        task_of(config.data).begin(model, config.start)
-    if config.learns:
-        learn_only(model, *config.learns.split("+"))
+        if config.start:
+            task_of(config.data).begin(model, config.start)
+        z = None
+        if config.new_head:
+            model = model.to(memory_format=torch.channels_last)
+            z = public_rows(model, data, config.new_head)
+        torch.manual_seed(init_seed)  # of new layers
+        model = fit_out(model, classes, config.new_head, config.learns, z)
     return model.to(data.device)
 
 

@@ -225,16 +225,22 @@ def train_only(
 # %% ../nbs/workshop/transfer.ipynb #a400557f
 class Centre(nn.Module):
     "Take off a public mean, and give public features a fixed length on average."
-    def __init__(
+    def __init__(self, features:int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("scale", torch.ones(()))
+
+    def measure(
         self,
         z,                # (n,f) features of public images
         length:float=4.,  # root of the mean square length that they get
-    ):
-        super().__init__()
+    ):                    # itself
+        "Let public images set both numbers."
         z = z.float()
         centred = z - z.mean(0)
-        self.scale = length/centred.square().sum(1).mean().sqrt().item()
-        self.register_buffer("mean", z.mean(0))
+        self.mean.copy_(z.mean(0))
+        self.scale.fill_(length/centred.square().sum(1).mean().sqrt().item())
+        return self
 
     def forward(self, x):
         return self.scale*(x - self.mean)
@@ -242,11 +248,13 @@ class Centre(nn.Module):
 
 def new_head(
     model,        # a chain of modules; the last one is linear
-    z,            # (n,f) what public images are when they reach it
+    z,            # (n,f) what public images are when they reach it; None: a file will say it
     classes:int,
 ):                # `nn.Sequential`
     "Put a head for other classes, which begins at zero, in the place of the last layer."
-    head = nn.Linear(z.shape[1], classes)
+    *body, last = model.children()
+    centre = Centre(last.in_features)
+    head = nn.Linear(last.in_features, classes)
     for p in head.parameters():
         nn.init.zeros_(p)
-    return nn.Sequential(*list(model.children())[:-1], Centre(z), head)
+    return nn.Sequential(*body, centre if z is None else centre.measure(z), head)

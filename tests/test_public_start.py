@@ -1,16 +1,19 @@
 "Public networks, features and the sweep of lesson 16: shapes, exactness, files, what is run when."
+import ast
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from toys import digits_between, generator
 from toys import loss as ce
 
+from dp_course import data as data_module
 from dp_course import public_features as P
 from dp_course import public_nets as N
-from dp_course import train
+from dp_course import releases, train
 from dp_course.command import Job
 from dp_course.core import near
 from dp_course.data import Examples, load
@@ -19,8 +22,8 @@ from dp_course.encoders import load_start, save_encoder
 from dp_course.engines import fast_grad_sum
 from dp_course.ladder import images_of
 from dp_course.models import resnet20
-from dp_course.presets import PRESETS, make_config, make_plan
-from dp_course.records import flat_row, read_record
+from dp_course.presets import FEATURES, PRESETS, make_config, make_plan
+from dp_course.records import flat_row, read_record, sweep
 from dp_course.releases import open_release
 from dp_course.results import results
 from dp_course.tasks import ONE_LABEL
@@ -162,34 +165,82 @@ def no_network(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "task_of", lambda name: made_up)
 
 
-@pytest.mark.parametrize("preset", ["public-linear-eps3", "public-all-eps2"])
-def test_without_the_public_network_one_line_names_its_command(preset, no_network, tmp_path,
+@pytest.mark.parametrize("preset, net", [("public-linear-eps3", "public-net"),
+                                         ("public-all-eps2", "public-net"),
+                                         ("public-max100-eps2.12", "max-100")])
+def test_without_the_public_network_one_line_names_its_command(preset, net, no_network, tmp_path,
                                                                capsys):
     words = [preset, "--batch-size", "20", "--out", str(tmp_path/"out"), "--device", "cpu"]
     assert train.main(words) == 2
     line, = capsys.readouterr().err.splitlines()
-    assert "python -m dp_course.public_nets public-net" in line and str(tmp_path) in line
+    assert f"python -m dp_course.public_nets {net}" in line and str(tmp_path) in line
     assert not list((tmp_path/"out").glob("*")), "nothing was begun"
 
 
-def test_what_it_would_cost_is_said_without_the_network(no_network, capsys):
-    assert train.main(["public-linear-eps3", "--dry-run", "--device", "cpu"]) == 0
+@pytest.mark.parametrize("preset, net, f", [("public-linear-eps3", "public-net", 2048),
+                                            ("public-max100-eps2.12", "max-100", 1024)])
+def test_what_it_would_cost_is_said_without_the_network(preset, net, f, no_network, capsys):
+    assert train.main([preset, "--dry-run", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "20,490 parameters" in said and "public_nets public-net" in said  # 10*(2048 + 1)
+    assert f"{10*(f + 1):,} parameters" in said and f"public_nets {net}" in said
 
 
 def test_untuned_settings_say_so():
     for name, preset in PRESETS.items():
         if name.startswith("public-"):
-            assert preset.get("tuning_runs", 0) == 0 and "untuned" in preset["about"] or (
-                preset["about"].startswith("the same"))
-    first = recipe.head_cell("public-net")
-    ours = make_config("public-linear-eps3")
-    assert (ours.lr, ours.batch_size, ours.max_norm) == (first["lr"], first["batch"], recipe.CLIP)
-    assert make_plan(ours, 50_000).steps == first["steps"]
+            tuned = name.startswith("public-max100")
+            assert preset.get("tuning_runs", 0) == 9*tuned
+            assert tuned or "untuned" in preset["about"] or preset["about"].startswith("the same")
+
+
+def read_by(features):
+    "How a preset reads its features, in the words of a cell."
+    return FEATURES[features].keywords | dict(net=features, name=features)
+
+
+def is_cell(config, cell):
+    "Whether a preset is a cell of the sweep."
+    said = read_by(config.features) | dict(
+        lr=config.lr, batch=config.batch_size, eps=config.eps, seed=cell["seed"],
+        steps=make_plan(config, 50_000).steps, mean=True, kind_of_run="head", stage=cell["stage"])
+    return said == cell | dict(name=cell["net"]) and (
+        config.max_norm, config.momentum, config.schedule) == (recipe.CLIP, .9, "linear")
+
+
+def test_a_preset_of_features_begins_where_the_search_begins():
+    assert is_cell(make_config("public-linear-eps2"), recipe.head_cell("public-net", eps=2.))
+
+
+MAX_100 = recipe.head_cell("max-100", layers="last", power=.25, within=False)  # chosen
+
+
+def test_papernots_presets_are_what_the_search_chose(monkeypatch):
+    monkeypatch.setattr(recipe, "is_there", lambda net: True)
+    for eps in recipe.EPS:
+        lr = 8. if eps > 1 else 2.
+        cell = MAX_100 | dict(eps=eps, lr=lr)
+        assert is_cell(make_config(f"public-max100-eps{eps:g}"), cell)
+        assert not is_cell(make_config(f"public-max100-eps{eps:g}", lr=4.), cell)
+    cells, best, low = recipe.tuning_papernot(harness.rows_of(recipe))
+    if low:  # where the record is
+        tried = len(set(map(recipe.key, cells)))
+        assert (tried, best, low) == (9, MAX_100, MAX_100 | dict(eps=.32, lr=2.))
+
+
+def test_papernots_five_budgets_are_presets():
+    assert {make_config(name).eps for name in PRESETS if name.startswith("public-max100")
+            and not name.endswith("-fast")} == set(recipe.EPS)
+    for net in recipe.THEIRS[:3]:
+        assert read_by(net) == read_by("max-100") | dict(net=net, name=net)
+
+
+def test_the_preset_of_layers_is_the_first_cell_of_the_search():
     cell, ours = recipe_layers(), make_config("public-all-eps2")
     assert (ours.lr, ours.eps, ours.batch_size) == (cell["lr"], cell["eps"], cell["batch"])
     assert (make_plan(ours, 50_000).steps, ours.head_steps) == (cell["steps"], cell["head_steps"])
+    public = data_module._SOURCES["cifar100"]
+    assert (ours.pixel_mean, ours.pixel_std) == (public.mean, public.std)
+    assert (ours.new_head, ours.start) == ("cifar100", cell["net"])
 
 
 def recipe_layers():
@@ -199,8 +250,13 @@ def recipe_layers():
         return recipe.layers([])[0]
 
 
-@pytest.mark.parametrize("preset, given, least", [("public-linear-eps3-fast", {}, .7),
-                                                  ("public-all-eps2-fast", dict(head_steps=2), 0)])
+LEARNS = {"all": "", "head": "head", "norms": "head+norms", "adapters": "head+adapters"}
+
+
+@pytest.mark.parametrize("preset, given, least", [
+    ("public-linear-eps3-fast", {}, .7), ("public-max100-eps2.12-fast", {}, .7),
+    *(("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0)
+      for learns in LEARNS.values())])
 def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, given, least):
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path/"nowhere"))
     config = make_config(preset, **given)
@@ -211,6 +267,8 @@ def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, giv
     released = open_release(end["paths"]["weights"])
     assert released.accuracy() == (end["test_accuracy"], 360)
     assert len(released.outputs(released.prepared(load("digits").test_x[:3]))[0]) == 3
+    if config.new_head:
+        assert released.model[-2].scale != 1 and released.model[-2].mean.any()
 
 
 def encoder_of_public_net(path, channels=3):
@@ -218,6 +276,98 @@ def encoder_of_public_net(path, channels=3):
     model = N.public_net(100, channels)
     save_encoder(model, N.TRAININGS["public-net"], 0, path, dict(model="public_net"))
     return model
+
+
+@pytest.fixture
+def as_if_there(monkeypatch, tmp_path):
+    "A machine with made-up CIFAR-10, CIFAR-100 and two public networks."
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    (tmp_path/"starts").mkdir()
+    encoder_of_public_net(tmp_path/"starts/public-net.pt")
+    other = N.TRAININGS["max-100"]
+    save_encoder(other.network(), other, 0, tmp_path/"starts/max-100.pt", dict(model=other.net))
+    known = data_module._SOURCES["cifar100"]
+    public = photographs(80, seed=1).replace(mean=known.mean, std=known.std)
+    def found(name, *args, **kwargs):
+        return public if name == "cifar100" else photographs()
+    for module in (train, P, recipe, releases):
+        monkeypatch.setattr(module, "load", found)
+    return tmp_path
+
+
+def trainer_of(cell, monkeypatch, **given):
+    "What a cell of the sweep trains, and the lines that it leaves."
+    kept = []
+    for name in ("fine_tuner", "train_head"):
+        make = getattr(recipe, name)
+        monkeypatch.setattr(recipe, name, lambda *a, make=make: kept.append(make(*a)) or kept[-1])
+    (start, end), = recipe.run(cell, **given)
+    return kept[-1], end
+
+
+@pytest.mark.parametrize("what", N.MOVING)
+def test_a_preset_is_a_row_of_the_sweep(what, as_if_there, monkeypatch):
+    cell = recipe_layers() | dict(stage="final", what=what, steps=4, head_steps=2, seed=7)
+    theirs, row = trainer_of(cell, monkeypatch)
+    config = make_config("public-all-eps2", learns=LEARNS[what], batch_size=6., epochs=.4,
+                         head_steps=2)
+    job = Job(config, out=as_if_there/"out", device="cpu", seed=7)
+    end = train.run(job, say=lambda line: None, show=False)
+    released = open_release(end["paths"]["weights"])
+    state = theirs.model.state_dict()
+    assert released.model.state_dict().keys() == state.keys() and end["step"] == 4
+    for name, v in released.model.state_dict().items():
+        assert torch.equal(v, state[name]), name
+    assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
+    assert end["eps_pld"] == row["eps_pld"] and released.model[-1].weight.any()
+
+
+def test_what_does_not_learn_stays_as_it_was(as_if_there):
+    body = encoder_of_public_net(as_if_there/"again.pt")
+    for learns, moved in (("head", 0), ("head+norms", 16), ("head+adapters", 0)):
+        config = make_config("public-all-eps2", learns=learns, batch_size=20., epochs=1.,
+                             head_steps=0)
+        trainer = train.make_trainer(config, train.load_data(config), seed=0).fit()
+        after = {name.replace(".conv.", "."): v for name, v in trainer.model.named_parameters()}
+        before = {name: v for name, v in body.named_parameters() if name in after}
+        assert len(before) == len(list(body.parameters())) - 2  # all but its last layer
+        others = [name for name, v in before.items()
+                  if not torch.equal(v.bfloat16().float(), after[name])]
+        assert len(others) == moved, others
+
+
+def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
+    cell = MAX_100 | dict(stage="final", steps=5, batch=60., seed=3)
+    theirs, row = trainer_of(cell, monkeypatch)
+    config = make_config("public-max100-eps2.12", batch_size=30., epochs=2.5)
+    job = Job(config, out=as_if_there/"out", device="cpu", seed=3)
+    end = train.run(job, say=lambda line: None, show=False)
+    released = open_release(end["paths"]["weights"])
+    assert torch.equal(released.model[-1].weight, theirs.model[-1].weight)
+    assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
+
+
+def test_features_of_two_networks_are_two_files(as_if_there):
+    seen = {FEATURES[name](photographs()).train_x.shape[1] for name in ("public-net", "max-100")}
+    assert seen == {2048, 1024} and len(list((as_if_there/"public").glob("*.pt"))) == 2
+
+
+@pytest.mark.parametrize("preset, given, words", [
+    ("public-linear-eps3", dict(learns="head"), "for networks on pixels"),
+    ("public-max100-eps2.12", dict(new_head="bars"), "for networks on pixels"),
+    ("public-linear-eps3", dict(features="public"), "unknown features 'public'"),
+    ("digits-eps3", dict(features="max-100"), "do not fit"),
+    ("public-all-eps2", dict(learns="norms"), "pass one of , head, head.norms"),
+    ("public-all-eps2", dict(new_head="cifar10"), "pass one of , cifar100, bars")])
+def test_what_does_not_fit_is_refused(preset, given, words):
+    with pytest.raises(ValueError, match=words):
+        make_config(preset, **given)
+
+
+def test_public_images_of_another_size_are_refused(as_if_there):
+    config = make_config("public-all-eps2-fast", new_head="cifar100")
+    with pytest.raises(ValueError, match="1x8x8.*pass bars"):
+        train.make_model(config, load("digits"))
 
 
 def test_photographs_become_features_once(tmp_path, monkeypatch):
@@ -247,11 +397,11 @@ def test_the_head_of_a_public_start_learns_first(tmp_path):
 def test_a_public_start_is_called_public():
     for name in PRESETS:
         fast = name.endswith("-fast")
-        if name.startswith("public-linear"):
+        if name.startswith(("public-linear", "public-max100")):
             wanted = "synthetic" if fast else "public (CIFAR-100)"  # drawn bars
             assert images_of(vars(make_config(name))) == wanted
     assert images_of(vars(make_config("public-all-eps2"))) == "public (CIFAR-100)"
-    assert images_of(vars(make_config("public-all-eps2-fast"))) == "none"  # no start at all
+    assert images_of(vars(make_config("public-all-eps2-fast"))) == "synthetic"  # drawn bars
     other = make_config("resnet20-synthetic-eps3")
     assert images_of(vars(other)) == "synthetic"
     rows = {row["run"]: row["images"] for row in results()}
@@ -343,16 +493,24 @@ def test_nothing_is_asked_for_without_a_network(monkeypatch):
 # -- what the lesson says of a record that is not whole --------------------------------------------
 
 def lesson(rows):
-    "The cells that read the record, run on made-up rows."
+    "The cells that read the record, run on made-up rows; tables and figure in `shown`."
     path = Path(__file__).resolve().parent.parent/"nbs/16_public_start.ipynb"
     cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]
              if cell["cell_type"] == "code"]
-    names = {"faked": rows}
-    for start in ("#| default_exp", "from dp_course.data", "#| export\nimport", "#| export\nTHEIRS",
-                  "made_up", "near(sum(", "def labelled"):
+    names, shown = {"faked": rows}, {}
+    for start in ("#| default_exp", "from dp_course.data", "#| export\nimport math", "made_up",
+                  "near(sum(", "fig, ax = figure(\"More public", "headline = ", "def of_preset",
+                  "CLAIMS = "):
         cell, = [cell for cell in cells if cell.startswith(start)]
-        exec(cell.replace("rows = recorded()", "rows = faked"), names)
-    return names
+        *body, last = ast.parse(cell.replace("rows = recorded()", "rows = faked")).body
+        exec(compile(ast.Module(body, []), start, "exec"), names)
+        if isinstance(last, ast.Expr):
+            found = eval(compile(ast.Expression(last.value), start, "eval"), names)
+            shown[start.strip()] = found if isinstance(found, list) else names["ax"]
+        else:
+            exec(compile(ast.Module([last], []), start, "exec"), names)
+    plt.close("all")
+    return names | {"shown": shown}
 
 
 def row(net, eps=2.12, stage="final", accuracy=.7, **said):
@@ -371,11 +529,13 @@ def test_the_lesson_shows_what_the_search_chose():
         assert names["beside"]("max-100", 2.12)[0] == 70.
         assert names["beside"]("half-rand-50", .32)[0] == 50.
         assert names["beside"]("max-100", .32) == "not run yet"
+        said = {line["public data"]: line["ours (%)"] for line in names["shown"]["near(sum("]}
+        assert said["max-100, raw"] == "10.0 (1 seed)"
     for k, layers in (1, "last"), (4, "several"):
         found = dict(k=k, layers=layers)
         rows = [row("public-net", 2., "tune", .9, **found), row("public-net", 2., "tune", .5, k=2),
                 row("public-net", 2., accuracy=.8, **found), row("public-net", 2., k=2)]
-        assert lesson(rows)["table"][1]["ours: mean, std, seeds"][0] == 80.
+        assert lesson(rows)["today"]["eps 2"][0] == 80.
 
 
 def test_three_kinds_are_not_tested_by_design():
@@ -383,4 +543,57 @@ def test_three_kinds_are_not_tested_by_design():
     assert {lesson(rows)["tested"]("norms") for rows in ([], tuned)} == {"not run yet"}
     names = lesson(tuned + [row("public-net", 2., kind_of_run="layers", what="norms")])
     said = [names["tested"](what) for what in N.MOVING]
-    assert said.count("not tested, by design") == 3 and names["tested"]("norms")[0] == 70.
+    assert said.count("not tested, by design") == 3
+    assert names["tested"]("norms") == "70.0 (1 seed)"
+
+
+def whole_record(path, accuracy):
+    "A file with every row of all four parts."
+    rows, runs = [], []
+    for part in (recipe.papernot, recipe.heads, recipe.plain, recipe.layers):
+        while True:
+            done = set(map(recipe.key, rows))
+            todo = [cell for cell in part(rows) if recipe.key(cell) not in done]
+            if not todo:
+                break
+            cell = todo[0]
+            start = dict(kind="start", preset="sweep-public_start", config=cell, data="cifar10",
+                         seed=cell["seed"], plan=cell["eps"] and dict(eps=cell["eps"]))
+            end = dict(kind="end", test_accuracy=accuracy(cell), eps_pld=cell["eps"])
+            runs.append([start, end])
+            rows.append(flat_row(runs[-1]))
+    harness.write(path, runs)
+    return sweep(path)
+
+
+@pytest.mark.parametrize("accuracy", [
+    lambda cell: .7, lambda cell: .7 + .01*cell["seed"] - .001*cell["lr"],
+    lambda cell: .1 + .2*(cell.get("power") == 0) + .1*(cell.get("layers") == "last"),
+    lambda cell: .5 + .1*(cell.get("what") == "adapters") + .05*(not cell.get("mean", True))])
+def test_a_whole_record_fills_every_table_and_the_figure(tmp_path, monkeypatch, accuracy):
+    monkeypatch.setattr(recipe, "is_there", lambda net: True)
+    rows = whole_record(tmp_path/"made-up.jsonl", accuracy)
+    names = lesson(rows)
+    for start, table in names["shown"].items():
+        if start.startswith("fig"):
+            labels = [text.get_text() for text in table.get_legend().get_texts()]
+            assert len(labels) == 8 and sum("ours" in label for label in labels) == 4
+            continue
+        assert all(line.keys() == table[0].keys() for line in table), start
+        ladder = start == "def of_preset"
+        words = [str(v) for line in table for v in line.values() if not ladder or "net" in str(v)]
+        assert not [word for word in words if "not run" in word or "nan" in word], start
+    beside, = [line for line in names["shown"]["near(sum("]
+               if (line["public data"], line["eps"]) == ("max-100", 2.12)]
+    assert "(3 seeds)" in beside["ours (%)"]
+    assert len(rows) == len(set(map(recipe.key, rows))) > 50
+
+
+def test_of_no_record_every_table_says_so_and_nothing_else():
+    names = lesson([])
+    for start, table in names["shown"].items():
+        if start.startswith("fig"):
+            labels = [text.get_text() for text in table.get_legend().get_texts()]
+            assert not [label for label in labels if "ours" in label]
+        elif start != "def of_preset":
+            assert "not run yet" in str(table) and "seed" not in str(table)

@@ -17,6 +17,7 @@ from dp_course.command import parse
 from dp_course.ladder import OPEN, rung
 from dp_course.presets import PRESETS, make_config
 from dp_course.records import load_runs, mean_std
+from dp_course.tasks import SCANS
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT/"runs"
@@ -228,7 +229,8 @@ def test_every_committed_record_holds():
 
 def test_table_shows_what_has_not_run_with_a_command_that_exists(tmp_path):
     rows = R.results(tmp_path)
-    assert {row["run"] for row in rows} == {p for p in PRESETS if not p.endswith("-fast")}
+    scans = {p for p in PRESETS if make_config(p).data in SCANS}  # judged in lesson 17, by Dice
+    assert {row["run"] for row in rows} == {p for p in PRESETS if not p.endswith("-fast")} - scans
     for row in rows:
         jobs = parse(row["command"].split()[1:])
         assert row["command"].startswith("dp-train ") and [job.seed for job in jobs] == [0, 1, 2]

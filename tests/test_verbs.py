@@ -203,13 +203,15 @@ def test_made_up_rows_are_shaped_like_the_features():
 TYPED = {
     "about": ("x", "x"), "data": ("cifar10", "cifar10"), "features": ("", ""),
     "centre": ("0", 0.), "model": ("resnet20", "resnet20"), "start": ("", ""),
-    "head_steps": ("3", 3), "learns": ("", ""), "unit": ("", ""), "eps": ("2", 2.),
+    "head_steps": ("3", 3), "unit": ("", ""), "eps": ("2", 2.),
     "delta": ("1e-6", 1e-6), "batch_size": ("99", 99.),
     "epochs": ("2.5", 2.5), "max_norm": ("7", 7.), "optimizer": ("rmsprop", "rmsprop"),
     "lr": ("2", 2.), "momentum": ("0", 0.), "schedule": ("linear", "linear"), "views": ("2", 2),
     "crop": ("2", 2), "flip": ("no", False), "ema": (".5", .5), "engine": ("vmap", "vmap"),
     "micro_batch": ("9", 9), "precision": ("float32", "float32"), "sigma": ("9", 9.),
-    "pixel_std": (".1,.2,.3", (.1, .2, .3)), "n_val": ("100", 100), "tuning_runs": ("4", 4),
+    "pixel_std": (".1,.2,.3", (.1, .2, .3)), "pixel_mean": (".1,.2,.3", (.1, .2, .3)),
+    "learns": ("head", "head"), "new_head": ("bars", "bars"), "n_val": ("100", 100),
+    "tuning_runs": ("4", 4),
 }
 
 
