@@ -274,7 +274,8 @@ def tuning_papernot(recorded):
     cells, best = greedy(recorded, first, *turns)
     if best is None:
         return cells, None, None
-    more, low = greedy(recorded, best | dict(eps=.32), rates(best["lr"]/2, best["lr"]/4))
+    smaller = [best["lr"]/part for part in (2, 4, 8, 16)]
+    more, low = greedy(recorded, best | dict(eps=.32), rates(*smaller))
     return cells + more, best, low
 
 
