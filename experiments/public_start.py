@@ -268,25 +268,28 @@ def head_cell(net, **more):
 
 
 def tuning_papernot(recorded):
-    "Rate and unit at the largest and at the smallest budget."
+    "Rate and unit at the largest budget; at the others the rate. Cells, and eps -> the best."
     first = head_cell("max-100", layers="last", power=.25)
     turns = rates(4., 16.), [dict(power=0.), dict(power=.5)], [dict(within=False)]
     cells, best = greedy(recorded, first, *turns)
     if best is None:
-        return cells, None, None
-    more, low = greedy(recorded, best | dict(eps=.32), rates(best["lr"]/2, best["lr"]/4))
-    return cells + more, best, low
+        return cells, {}
+    found = {2.12: best}
+    smaller = rates(*(best["lr"]/part for part in (2, 4, 8, 16)))
+    for eps in EPS[:-1]:
+        more, found[eps] = greedy(recorded, best | dict(eps=eps), smaller)
+        cells += more
+    return cells, {} if None in found.values() else found
 
 
 def papernot(recorded):
     "Tables 3 and 4: three seeds of Max-100, one of the others; what the public unit is worth."
     if not is_there("max-100"):
         return []
-    cells, best, low = tuning_papernot(recorded)
-    if low is None:
+    cells, best = tuning_papernot(recorded)
+    if not best:
         return cells
-    final = [(low if eps < 1 else best) | dict(stage="final", eps=eps, seed=seed)
-             for seed in SEEDS for eps in reversed(EPS)]
+    final = [best[eps] | dict(stage="final", seed=seed) for seed in SEEDS for eps in reversed(EPS)]
     others = [cell | dict(net=net) for net in THEIRS[1:3] if is_there(net)
               for cell in final if cell["seed"] == 0]
     unit = [final[0] | dict(power=None), final[0] | dict(power=0.)]
@@ -324,7 +327,7 @@ def heads(recorded):
 def plain(recorded):
     "The same features without privacy; the rate is chosen on the split."
     cells = []
-    bests = [tuning_papernot(recorded)[1] if is_there("max-100") else None,
+    bests = [tuning_papernot(recorded)[1].get(2.12) if is_there("max-100") else None,
              tuning_heads(recorded)[1] if is_there("public-net") else None]
     for best in filter(None, bests):
         same = best | dict(kind_of_run="plain", eps=None, mean=True, steps=None, batch=500.)

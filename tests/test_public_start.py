@@ -347,9 +347,13 @@ def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
     assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
 
 
-def test_features_of_two_networks_are_two_files(as_if_there):
-    seen = {FEATURES[name](photographs()).train_x.shape[1] for name in ("public-net", "max-100")}
-    assert seen == {2048, 1024} and len(list((as_if_there/"public").glob("*.pt"))) == 2
+def test_each_network_and_each_reading_has_a_file(as_if_there):
+    found = [FEATURES[name](photographs()).train_x for name in ("public-net", "max-100")]
+    found += [FEATURES["max-100"](photographs(), **other).train_x
+              for other in (dict(power=0.), dict(within=True), dict(k=2))]
+    assert [x.shape[1] for x in found] == [2048] + 4*[1024]
+    assert len(list((as_if_there/"public").glob("*.pt"))) == 5
+    assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
 
 
 @pytest.mark.parametrize("preset, given, words", [
