@@ -454,15 +454,14 @@ _MAX_100 = dict(
     about="a linear model on the last layer of Papernot's network, Max-100",
     features="max-100",
     eps=2.12,
-    tuning_runs=9,
+    tuning_runs=26,
 )
 
-_MAX_100_LOW = dict(
-    _MAX_100,
-    about="the same at eps = 0.73, with the rate of small budgets",
-    eps=.73,
-    lr=2.,
-)
+_MAX_100_RATES = {1.48: 4., 1.04: 4., .73: 2., .32: 1.}  # less budget, smaller steps
+_MAX_100_FAMILY = {
+    f"public-max100-eps{eps}": dict(_MAX_100, eps=eps, lr=lr, about=f"the same at eps = {eps}")
+    for eps, lr in _MAX_100_RATES.items()
+}
 
 # %% ../nbs/workshop/presets.ipynb #451e511a
 _PUBLIC_ALL = dict(
@@ -609,8 +608,8 @@ _FULL = {
     **_STARTS,
     **_BOUNDED,
     **_at_budgets("public-linear", _PUBLIC_LINEAR, 1, 2, 8),
-    **_at_budgets("public-max100", _MAX_100, 1.48, 1.04),
-    **_at_budgets("public-max100", _MAX_100_LOW, .32),
+    "public-max100-eps2.12": _MAX_100,
+    **_MAX_100_FAMILY,
     "public-all-eps2": _PUBLIC_ALL,
     **_OCT,
     "report-v1": _REPORT_V1,
