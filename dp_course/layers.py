@@ -112,7 +112,8 @@ def restored(self, total):  # (p) -> the weight's shape
 
 
 @patch_to(KeptGradients)
-def weighted_sum(self, factors, bad):  # (b), (b) or None -> shape
+def weighted_sum(self, factors, bad):  # (b), (b) or None -> the weight's shape
+    "Add up the gradients, each times its factor, in the shape of the weight."
     return self.restored(self.flat_sum(factors, bad))
 
 # %% ../nbs/workshop/layers.ipynb #659abc4c
@@ -440,6 +441,7 @@ def _small_and_deep(self):
 
 @patch_to(ConvWeight)
 def norm_bounds(self):  # (b)
+    "Bound each example's norm from above, without its gradient."
     area = self.conv.weight[0, 0].numel()
     return area**.5*_lengths(self.x, self.b)*_lengths(self.g, self.b)
 
