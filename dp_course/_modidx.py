@@ -1339,6 +1339,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'dp_course.layers.Tap': ('workshop/layers.html#tap', 'dp_course/layers.py'),
                                   'dp_course.layers.Tap.backward': ('workshop/layers.html#tap.backward', 'dp_course/layers.py'),
                                   'dp_course.layers.Tap.forward': ('workshop/layers.html#tap.forward', 'dp_course/layers.py'),
+                                  'dp_course.layers._add_one_by_one': ('workshop/layers.html#_add_one_by_one', 'dp_course/layers.py'),
+                                  'dp_course.layers._add_whole': ('workshop/layers.html#_add_whole', 'dp_course/layers.py'),
                                   'dp_course.layers._autocast': ('workshop/layers.html#_autocast', 'dp_course/layers.py'),
                                   'dp_course.layers._block': ('workshop/layers.html#_block', 'dp_course/layers.py'),
                                   'dp_course.layers._by_pixel': ('workshop/layers.html#_by_pixel', 'dp_course/layers.py'),

@@ -90,6 +90,22 @@ class KeptGradients:
         return torch.cat(pieces).square()
 
 # %% ../nbs/workshop/layers.ipynb #5b20d0a1
+_LONG = 2**14  # numbers in a row
+
+
+def _add_whole(total, rows, factors):  # (p), (b,p), (b)
+    "Add up rows, each times its factor, a few at a time in a wide copy."
+    pieces = _in_pieces(rows)
+    for some, of_some in zip(pieces, factors.split(len(pieces[0]))):
+        total.addmv_(some.to(total.dtype).T, of_some)
+
+
+def _add_one_by_one(total, rows, factors):  # (p), (b,p), (b)
+    "Add up long rows without a copy, which cores would have to hand to each other."
+    for row, factor in zip(rows, factors.tolist()):
+        total.add_(row, alpha=factor)
+
+
 @patch_to(KeptGradients)
 def flat_sum(self, factors, bad):  # (b), (b) or None -> (p), as the gradients lie in memory
     "Add up the gradients, each times its factor."
@@ -98,9 +114,8 @@ def flat_sum(self, factors, bad):  # (b), (b) or None -> (p), as the gradients l
     if flat.dtype == self.wide:
         return flat.T @ factors
     total = flat.new_zeros(flat.shape[1], dtype=self.wide)
-    pieces = _in_pieces(flat)
-    for rows, some in zip(pieces, factors.split(len(pieces[0]))):
-        total.addmv_(rows.to(self.wide).T, some)
+    add = _add_whole if flat.is_cuda or len(total) < _LONG else _add_one_by_one
+    add(total, flat, factors)
     return total
 
 
@@ -515,8 +530,10 @@ class KeptStandardized:
 def _products(self, rows):  # (n,o,weights of a filter) -> (n,o) three times
     "Inner products of every filter's gradient with itself, with ones, and with the filter."
     c = self.filters[0]
-    rows = rows.to(c.dtype)
-    return vector_norm(rows, dim=2).square(), rows.sum(2), (rows*c).sum(2)
+    wide = rows.to(c.dtype)
+    squares, sums = vector_norm(wide, dim=2).square(), wide.sum(2)
+    products = wide*c if wide is rows else wide.mul_(c)  # a copy is ours to overwrite
+    return squares, sums, products.sum(2)
 
 
 @patch_to(KeptStandardized)
