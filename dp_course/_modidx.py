@@ -1382,6 +1382,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'dp_course.layers._rows_that_occur': ('workshop/layers.html#_rows_that_occur', 'dp_course/layers.py'),
                                   'dp_course.layers._sum_of_shifts': ('workshop/layers.html#_sum_of_shifts', 'dp_course/layers.py'),
                                   'dp_course.layers._weight_gradient': ('workshop/layers.html#_weight_gradient', 'dp_course/layers.py'),
+                                  'dp_course.layers._wide_enough': ('workshop/layers.html#_wide_enough', 'dp_course/layers.py'),
                                   'dp_course.layers._windows': ('workshop/layers.html#_windows', 'dp_course/layers.py'),
                                   'dp_course.layers.at_least_float32': ('workshop/layers.html#at_least_float32', 'dp_course/layers.py'),
                                   'dp_course.layers.convolution_rule': ('workshop/layers.html#convolution_rule', 'dp_course/layers.py'),

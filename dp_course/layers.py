@@ -45,7 +45,8 @@ def _row_norms(rows):  # (b,p) -> (b)
     "Lengths, block by block: of 50 million equal numbers one float32 sum loses 0.8 %."
     if rows.shape[1] <= 2**16:
         return vector_norm(rows, dim=1)
-    return vector_norm(torch.stack([vector_norm(v, dim=1) for v in rows.split(2**16, 1)]), dim=0)
+    blocks = [vector_norm(block, dim=1) for block in rows.split(2**16, 1)]
+    return vector_norm(torch.stack(blocks), dim=0)
 
 
 def _lengths(rows, b):  # ((k b),...) -> (b)
@@ -146,6 +147,13 @@ class GhostNorm:
         return self.squared
 
 # %% ../nbs/workshop/layers.ipynb #01fc6bdf
+def _wide_enough(weight):
+    "Give input and output gradient, in float64 where float32 would lose an example."
+    if weight.careful:
+        return weight.x.double(), weight.g.double()
+    return weight.x, weight.g
+
+
 class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
     def __init__(
@@ -178,7 +186,7 @@ class LinearWeight:
         return _lengths(self.x, len(self.x))*_lengths(self.g, len(self.g))
 
     def weighted_sum(self, factors, bad):  # (o,i)
-        x, g = (v.double() if self.careful else v for v in (self.x, self.g))
+        x, g = _wide_enough(self)
         x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
         return g.flatten(0, 1).T @ x.flatten(0, 1)
 
@@ -367,8 +375,8 @@ def _sum_of_shifts(
 
 def _patch_products(x, conv, padding, size):  # (b,h,w,h,w)
     "Compute the inner products of all patches from those of all pixels, at stride 1."
-    pixels = x.flatten(2)
-    table = (pixels.mT @ pixels).view(len(x), *x.shape[2:], *x.shape[2:])
+    pixels, image = x.flatten(2), x.shape[2:]
+    table = (pixels.mT @ pixels).view(len(x), *image, *image)
     for axis in (0, 1):
         offsets = range(conv.kernel_size[axis])
         shifts = [j*conv.dilation[axis] - padding[axis] for j in offsets]
@@ -428,10 +436,11 @@ class ConvWeight:
 
     def ghost_norms(self):  # (b) squared
         n = 1 + 2**22//self.x.shape[2:].numel()**2  # examples at a time: tables of 16 MB
-        return torch.cat(list(map(self._ghost_norms, self.x.split(n), self.g.split(n))))
+        pieces = zip(self.x.split(n), self.g.split(n))
+        return torch.cat([self._ghost_norms(x, g) for x, g in pieces])
 
     def weighted_sum(self, factors, bad):  # weight.shape
-        x, g = (v.double() if self.careful else v for v in (self.x, self.g))
+        x, g = _wide_enough(self)
         x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
         return _weight_gradient(self.conv, x, g, self.padding, self.conv.groups)
 
@@ -495,8 +504,10 @@ def _raw_squared_norms(
     c, f, h = filters
     n, cc = c.shape[1], c.square().sum(1)
     f, h = f.squeeze(1), h.squeeze(1)
-    squared = gg - g1.square() @ (f*f/n) + gc.square() @ (h*(h*cc - 2*f))
-    squared = squared + (g1*gc) @ (2*f*h*c.sum(1)/n)  # a centred filter's sum: rounding is left
+    of_ones = f*f/n
+    of_filter = h*(h*cc - 2*f)
+    of_both = 2*f*h*c.sum(1)/n  # a centred filter's sum: rounding is left
+    squared = gg - g1.square() @ of_ones + gc.square() @ of_filter + (g1*gc) @ of_both
     return _rounded_up(squared, 4*torch.finfo(gg.dtype).eps*gg, exactly)
 
 # %% ../nbs/workshop/layers.ipynb #4113ebf1
