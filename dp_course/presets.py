@@ -444,7 +444,7 @@ _BOUNDED = {
 
 # %% ../nbs/workshop/presets.ipynb #9368d512
 _PUBLIC_LINEAR = dict(
-    about="a linear model on features of a network that knows CIFAR-100; untuned",
+    about="a linear model on features of a network that knows CIFAR-100",
     data="cifar10",
     features="public-net",
     model="public_linear",
@@ -452,9 +452,10 @@ _PUBLIC_LINEAR = dict(
     batch_size=8192,
     epochs=120*8192/50_000,  # 120 steps
     max_norm=.3,
-    lr=8.,
+    lr=4.,
     schedule="linear",
     micro_batch=1024,
+    tuning_runs=12,
 )
 
 _MAX_100 = dict(
@@ -462,6 +463,7 @@ _MAX_100 = dict(
     about="a linear model on the last layer of Papernot's network, Max-100",
     features="max-100",
     eps=2.12,
+    lr=8.,
     tuning_runs=26,
 )
 

@@ -149,7 +149,7 @@ def _digest(*parts):
 # %% ../nbs/workshop/public_features.ipynb #af26a2c4
 _THEIRS = dict(layers="last", k=1, power=.25, within=False)
 PUBLIC = {  # encoder -> how `public_featured` reads it
-    "public-net": dict(layers="several", k=1, power=.5, within=True),
+    "public-net": dict(layers="several", k=4, power=.5, within=True),
     **{name: _THEIRS for name in ("max-100", "half-rand-50", "min-rand-10")},
 }
 
