@@ -45,7 +45,8 @@ def _row_norms(rows):  # (b,p) -> (b)
     "Lengths, block by block: of 50 million equal numbers one float32 sum loses 0.8 %."
     if rows.shape[1] <= 2**16:
         return vector_norm(rows, dim=1)
-    return vector_norm(torch.stack([vector_norm(v, dim=1) for v in rows.split(2**16, 1)]), dim=0)
+    blocks = [vector_norm(block, dim=1) for block in rows.split(2**16, 1)]
+    return vector_norm(torch.stack(blocks), dim=0)
 
 
 def _lengths(rows, b):  # ((k b),...) -> (b)
@@ -90,6 +91,22 @@ class KeptGradients:
         return torch.cat(pieces).square()
 
 # %% ../nbs/workshop/layers.ipynb #5b20d0a1
+_LONG = 2**14  # numbers in a row
+
+
+def _add_whole(total, rows, factors):  # (p), (b,p), (b)
+    "Add up rows, each times its factor, a few at a time in a wide copy."
+    pieces = _in_pieces(rows)
+    for some, of_some in zip(pieces, factors.split(len(pieces[0]))):
+        total.addmv_(some.to(total.dtype).T, of_some)
+
+
+def _add_one_by_one(total, rows, factors):  # (p), (b,p), (b)
+    "Add up long rows without a copy, which cores would have to hand to each other."
+    for row, factor in zip(rows, factors.tolist()):
+        total.add_(row, alpha=factor)
+
+
 @patch_to(KeptGradients)
 def flat_sum(self, factors, bad):  # (b), (b) or None -> (p), as the gradients lie in memory
     "Add up the gradients, each times its factor."
@@ -98,9 +115,8 @@ def flat_sum(self, factors, bad):  # (b), (b) or None -> (p), as the gradients l
     if flat.dtype == self.wide:
         return flat.T @ factors
     total = flat.new_zeros(flat.shape[1], dtype=self.wide)
-    pieces = _in_pieces(flat)
-    for rows, some in zip(pieces, factors.split(len(pieces[0]))):
-        total.addmv_(rows.to(self.wide).T, some)
+    add = _add_whole if flat.is_cuda or len(total) < _LONG else _add_one_by_one
+    add(total, flat, factors)
     return total
 
 
@@ -112,7 +128,8 @@ def restored(self, total):  # (p) -> the weight's shape
 
 
 @patch_to(KeptGradients)
-def weighted_sum(self, factors, bad):  # (b), (b) or None -> shape
+def weighted_sum(self, factors, bad):  # (b), (b) or None -> the weight's shape
+    "Add up the gradients, each times its factor, in the shape of the weight."
     return self.restored(self.flat_sum(factors, bad))
 
 # %% ../nbs/workshop/layers.ipynb #659abc4c
@@ -130,6 +147,13 @@ class GhostNorm:
         return self.squared
 
 # %% ../nbs/workshop/layers.ipynb #01fc6bdf
+def _wide_enough(weight):
+    "Give input and output gradient, in float64 where float32 would lose an example."
+    if weight.careful:
+        return weight.x.double(), weight.g.double()
+    return weight.x, weight.g
+
+
 class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
     def __init__(
@@ -162,7 +186,7 @@ class LinearWeight:
         return _lengths(self.x, len(self.x))*_lengths(self.g, len(self.g))
 
     def weighted_sum(self, factors, bad):  # (o,i)
-        x, g = (v.double() if self.careful else v for v in (self.x, self.g))
+        x, g = _wide_enough(self)
         x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
         return g.flatten(0, 1).T @ x.flatten(0, 1)
 
@@ -351,8 +375,8 @@ def _sum_of_shifts(
 
 def _patch_products(x, conv, padding, size):  # (b,h,w,h,w)
     "Compute the inner products of all patches from those of all pixels, at stride 1."
-    pixels = x.flatten(2)
-    table = (pixels.mT @ pixels).view(len(x), *x.shape[2:], *x.shape[2:])
+    pixels, image = x.flatten(2), x.shape[2:]
+    table = (pixels.mT @ pixels).view(len(x), *image, *image)
     for axis in (0, 1):
         offsets = range(conv.kernel_size[axis])
         shifts = [j*conv.dilation[axis] - padding[axis] for j in offsets]
@@ -412,10 +436,11 @@ class ConvWeight:
 
     def ghost_norms(self):  # (b) squared
         n = 1 + 2**22//self.x.shape[2:].numel()**2  # examples at a time: tables of 16 MB
-        return torch.cat(list(map(self._ghost_norms, self.x.split(n), self.g.split(n))))
+        pieces = zip(self.x.split(n), self.g.split(n))
+        return torch.cat([self._ghost_norms(x, g) for x, g in pieces])
 
     def weighted_sum(self, factors, bad):  # weight.shape
-        x, g = (v.double() if self.careful else v for v in (self.x, self.g))
+        x, g = _wide_enough(self)
         x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
         return _weight_gradient(self.conv, x, g, self.padding, self.conv.groups)
 
@@ -440,6 +465,7 @@ def _small_and_deep(self):
 
 @patch_to(ConvWeight)
 def norm_bounds(self):  # (b)
+    "Bound each example's norm from above, without its gradient."
     area = self.conv.weight[0, 0].numel()
     return area**.5*_lengths(self.x, self.b)*_lengths(self.g, self.b)
 
@@ -478,8 +504,10 @@ def _raw_squared_norms(
     c, f, h = filters
     n, cc = c.shape[1], c.square().sum(1)
     f, h = f.squeeze(1), h.squeeze(1)
-    squared = gg - g1.square() @ (f*f/n) + gc.square() @ (h*(h*cc - 2*f))
-    squared = squared + (g1*gc) @ (2*f*h*c.sum(1)/n)  # a centred filter's sum: rounding is left
+    of_ones = f*f/n
+    of_filter = h*(h*cc - 2*f)
+    of_both = 2*f*h*c.sum(1)/n  # a centred filter's sum: rounding is left
+    squared = gg - g1.square() @ of_ones + gc.square() @ of_filter + (g1*gc) @ of_both
     return _rounded_up(squared, 4*torch.finfo(gg.dtype).eps*gg, exactly)
 
 # %% ../nbs/workshop/layers.ipynb #4113ebf1
@@ -513,8 +541,10 @@ class KeptStandardized:
 def _products(self, rows):  # (n,o,weights of a filter) -> (n,o) three times
     "Inner products of every filter's gradient with itself, with ones, and with the filter."
     c = self.filters[0]
-    rows = rows.to(c.dtype)
-    return vector_norm(rows, dim=2).square(), rows.sum(2), (rows*c).sum(2)
+    wide = rows.to(c.dtype)
+    squares, sums = vector_norm(wide, dim=2).square(), wide.sum(2)
+    products = wide*c if wide is rows else wide.mul_(c)  # a copy is ours to overwrite
+    return squares, sums, products.sum(2)
 
 
 @patch_to(KeptStandardized)

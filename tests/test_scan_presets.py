@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from toys import quiet
 
 from dp_course import estimates, tasks, train
 from dp_course.checkpoints import save_atomic
-from dp_course.command import Job
 from dp_course.comparisons import compare, plot_records
 from dp_course.data import OCT_SUBJECTS, Examples
 from dp_course.estimates import record_words
@@ -27,7 +27,7 @@ from dp_course.releases import IMAGES, open_release
 from dp_course.results import results
 from dp_course.scans import dice, segment
 from dp_course.tasks import load_scans
-from dp_course.train import load_data, main, make_model, make_trainer, run
+from dp_course.train import load_data, main, make_model, make_trainer
 from dp_course.unet import UNet
 from experiments import segmentation
 
@@ -35,10 +35,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
 FAST = [f"{name}-fast" for name in FULL]
-
-
-def quiet(config, **asked):
-    return run(Job(config, **asked), say=lambda text: None, show=False)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ import nbformat
 import pytest
 import torch
 import warm
+from toys import quiet
 
 from dp_course import train
 from dp_course import trainer as trainer_module
@@ -50,11 +51,6 @@ def dp_train(*args, **kwargs):
     "Run the command in a process of its own."
     command = [sys.executable, "-m", "dp_course.train", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, env=ENV, **kwargs)
-
-
-def quiet(config, **asked):
-    "Run without a word: what `run` returns."
-    return run(Job(config, **asked), say=lambda text: None, show=False)
 
 
 def only(folder, pattern):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from toys import quiet
 
 from dp_course import estimates, verbs
 from dp_course.checkpoints import save_atomic
@@ -18,13 +19,9 @@ from dp_course.leaves import LeafNet
 from dp_course.presets import PRESETS, Config, make_config, make_plan
 from dp_course.records import read_record, run_file
 from dp_course.releases import open_release
-from dp_course.train import main, make_trainer, run
+from dp_course.train import main, make_trainer
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def quiet(config, **asked):
-    return run(Job(config, **asked), say=lambda text: None, show=False)
 
 
 @pytest.fixture(scope="module")

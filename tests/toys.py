@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dp_course.accounting import RDPAccountant
+from dp_course.command import Job
 from dp_course.data import Examples, load
+from dp_course.train import run
 from dp_course.trainer import Trainer
 
 loss = partial(F.cross_entropy, reduction="none")
@@ -17,6 +19,11 @@ close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def quiet(config, **asked):
+    "Run a training without a word: what `run` returns."
+    return run(Job(config, **asked), say=lambda text: None, show=False)
 
 
 def first_digits(n=60, tested=20):
