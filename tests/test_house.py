@@ -24,7 +24,7 @@ WORKSHOP = sorted((ROOT/"nbs/workshop").glob("*.ipynb"))
 NOTEBOOKS = [*LESSONS, *WORKSHOP]
 INDEX = ROOT/"nbs/index.ipynb"
 MODULES = sorted(p for p in (ROOT/"dp_course").glob("*.py") if not p.name.startswith("_"))
-RUNTIME = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "PIL"}
+RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "PIL"}
 DENSER = {"layers": 7.0, "engines": 7.0, "pld": 7.0}  # numerics and layer rules; the others: 6.0
 SURFACE = """PrivacyPlan epsilon noise_multiplier Examples load
     Trainer FlatClip AdaptiveClip LayerClip EMA
