@@ -3,9 +3,7 @@ import gzip
 import hashlib
 import http.server
 import pickle
-import subprocess
 import sys
-import textwrap
 import threading
 import urllib.request
 from dataclasses import replace
@@ -16,8 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import warm
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision import datasets
+from toys import look_into
 
 from dp_course import data
 from dp_course.batches import leaves, tree_map
@@ -153,46 +153,19 @@ def test_only_the_rows_asked_for_are_read():
     assert d.test_x.together == [0, 1]
 
 
-LARGE = """
-    import resource
-    import sys
-    import numpy as np
-    import torch
-    from dp_course.data import Examples
-
-    n, width = 2**21, 2**15                        # 64 GB of bytes that take no room on the disk
-    x = np.memmap(sys.argv[1], dtype=np.uint8, mode="r", shape=(n, width))
-    y = np.zeros(n, dtype=np.int64)
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    in_use = int(status["VmData"].split()[0])*1024
-    resource.setrlimit(resource.RLIMIT_DATA, (in_use + 2**28,)*2)
-    try:
-        np.array(x[:n//64])
-    except MemoryError:
-        print("one gigabyte is too much")
-    d = Examples(x, y, x, y)
-    rows = d.rows(torch.tensor([5, n-1]))[0]
-    made = d.made_up(3, torch.Generator())[0]
-    held = d.split(1000).rows(torch.arange(2))[0]
-    tested = next(d.test_rows(1000))[0]
-    print(rows[:, -1].tolist(), *(tuple(v.shape) for v in (made, held, tested)))
-"""
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
 def test_a_file_larger_than_memory(tmp_path):
-    "64 GB, in a process that may allocate 256 MB more."
-    path = tmp_path/"large"
+    "64 GB that take no room on the disk; few, long rows, since each costs the system a long read."
+    path, rows, width = tmp_path/"large", 2**16, 2**20
     with open(path, "wb") as file:
-        file.truncate(2**36)
-        file.seek(6*2**15 - 1)
+        file.truncate(rows*width)
+        file.seek(6*width - 1)
         file.write(bytes([7]))
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(LARGE), str(path)],
-                          capture_output=True, text=True, timeout=300)
+    done = warm.run(look_into, path, rows, width)
     assert done.returncode == 0, done.stderr
     limit, found = done.stdout.splitlines()
     assert limit == "one gigabyte is too much"
-    assert found == "[7, 0] (3, 32768) (2, 32768) (1000, 32768)"
+    assert found == f"[7, 0] (3, {width}) (2, {width}) (30, {width})"
 
 
 # made-up rows

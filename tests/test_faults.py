@@ -2,7 +2,6 @@
 import errno
 import functools
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import warm
 
 from dp_course import console, records
 from dp_course.command import Job, parse
@@ -433,8 +433,7 @@ def check_survivor(calm, wild):
 def survive(tmp_path, kills, seed):
     "Kill runs at random moments until so many are dead, and compare each with a calm one."
     rng = random.Random(seed)
-    server = multiprocessing.get_context("forkserver")  # imports torch once, for all children
-    server.set_forkserver_preload(["dp_course.train"])
+    server = warm.server()
     calm, log = tmp_path/"calm", tmp_path/"log"
     assert begin(server, calm, None, log) == 0
     total = int(log.read_text().split()[0])

@@ -1,7 +1,6 @@
 "Several processes share one run: one sample, one sum, one noise, one ledger; nobody waits forever."
 import contextlib
 import math
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from torch import nn
 
 from dp_course.accounting import PLDAccountant, PrivacyPlan
@@ -61,8 +61,7 @@ def free_port():
 
 def together(world, work, tmp_path, *args, timeout=60., wait=60):
     "What `work(peers, *args)` gave in each process: None if it died; [name, text] of an error."
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["dp_course.train", "torch.distributed", "test_processes"])
+    server = warm.server()
     out = tmp_path/f"results{time.monotonic_ns()}"
     out.mkdir()
     common = (world, free_port(), timeout, work, str(out), args)

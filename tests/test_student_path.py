@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -39,14 +40,20 @@ def clone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def installed(clone, tmp_path_factory):
-    "A folder with the installed wheel."
+def wheel(clone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, clone])
-    wheel, = folder.glob("*.whl")
+    path, = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel):
+    "A folder with the installed wheel."
+    folder = wheel.parent/"site"
     run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target",
-         folder/"site", wheel])
-    return folder/"site"
+         folder, wheel])
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +62,36 @@ def home(clone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("home")
     run([sys.executable, clone/"tools/student.py", folder/"student"])
     return folder
+
+
+def test_the_wheel_holds_the_command_and_the_records(wheel, clone):
+    with zipfile.ZipFile(wheel) as archive:
+        listed = archive.namelist()
+        entry = next(name for name in listed if name.endswith("entry_points.txt"))
+        scripts = archive.read(entry).decode().replace(" ", "")
+    assert "dp-train=dp_course.train:main" in scripts
+    records = {name for name in listed if name.startswith("dp_course/runs/")}
+    assert len(records) == len([p for p in (clone/"runs").iterdir() if "json" in p.suffix])
+
+
+ALONE = """
+import sys
+import {modules}
+assert {site!r} in dp_course.__file__
+foreign = {{"nbdev", "opacus", "IPython", "fastcore"}}
+assert not foreign & set(sys.modules)
+from dp_course.train import main
+assert main(["digits-eps3-fast", "--seed", "0", "--out", "out"]) == 0
+"""
+
+
+def test_the_wheel_imports_and_trains_alone(installed, clone, tmp_path):
+    "Every module is in it, and imports nothing but what it says it needs."
+    modules = [p.stem for p in (clone/"dp_course").glob("*.py") if not p.name.startswith("_")]
+    code = ALONE.format(site=str(installed), modules=", ".join(f"dp_course.{m}" for m in modules))
+    own = {"PYTHONPATH": str(installed), "PATH": "", "HOME": str(tmp_path)}
+    run([sys.executable, "-c", code], cwd=tmp_path, env=own)
+    assert len(modules) > 70 and list((tmp_path/"out").glob("*.release.pt"))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[LATER]*(name not in SHORT))

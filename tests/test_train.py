@@ -1,6 +1,5 @@
 "The training command from outside: what a newcomer types, what crashes do, what the files say."
 import fcntl
-import multiprocessing
 import os
 import pty
 import random
@@ -10,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 import torch
+import warm
 from toys import quiet
 
 from dp_course import train
@@ -179,29 +180,27 @@ def read_all(reader):
         seen += chunk
 
 
-def test_a_terminal_gets_a_live_bar(tmp_path):
-    reader, writer = pty.openpty()
-    wide = struct.pack("HHHH", 50, 160, 0, 0)  # or there is no room for a bar
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, wide)
-    command = [sys.executable, "-m", "dp_course.train", "digits-eps3-fast", "--out", tmp_path]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer, env=ENV)
-    os.close(writer)
-    seen = read_all(reader)
-    assert child.wait() == 0
-    for word in (b"digits-eps3-fast", b"eps", b"test accuracy", b"<"):  # elapsed<left
-        assert word in seen
-
-
 def screen_of(columns, *words):
-    "What a terminal of so many columns shows of the command, and its exit code."
+    "What a terminal of so many columns shows of the command."
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    command = [sys.executable, "-m", "dp_course.train", *map(str, words)]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer, env=ENV)
+    child = warm.dp_train(*words, err=os.ttyname(writer))
+    seen = []
+    reading = threading.Thread(target=lambda: seen.append(read_all(reader)))
+    reading.start()
+    child.join()
     os.close(writer)
-    seen = read_all(reader).decode()
-    assert child.wait() == 0, seen
-    return [line for line in seen.replace("\x1b[A", "").split("\r") if line.strip()]
+    reading.join()
+    os.close(reader)
+    text = seen[0].decode()
+    assert child.exitcode == 0, text
+    return [line for line in text.replace("\x1b[A", "").split("\r") if line.strip()]
+
+
+def test_a_terminal_gets_a_live_bar(tmp_path):
+    seen = "\r".join(screen_of(160, "digits-eps3-fast", "--out", tmp_path))  # room for a bar
+    for word in ("digits-eps3-fast", "eps", "test accuracy", "<"):  # elapsed<left
+        assert word in seen
 
 
 def test_a_narrow_terminal_shows_eps_and_accuracy(tmp_path):
@@ -748,8 +747,7 @@ def finished_in(folder):
 
 def survive(tmp_path, kills):
     "Kill a run again and again, finish it, and compare with a run that nobody touched."
-    server = multiprocessing.get_context("forkserver")  # imports torch once, for all children
-    server.set_forkserver_preload(["dp_course.train"])
+    server = warm.server()
     calm, wild = tmp_path/"calm", tmp_path/"wild"
     begin(server, calm).join()
     alive = 0

@@ -1,8 +1,10 @@
 "Small plans, data and networks that several test modules share."
 import math
+import resource
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -94,3 +96,22 @@ def same(a, b):
     "Do two networks have the same bits?"
     pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     return all(torch.equal(u, v) for u, v in pairs)
+
+
+def look_into(path, rows, width):
+    "Work on a file of so many rows in a process that may allocate 256 MB more; prints what it saw."
+    x = np.memmap(path, dtype=np.uint8, mode="r", shape=(rows, width))
+    y = np.zeros(rows, dtype=np.int64)
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    in_use = int(status["VmData"].split()[0])*1024
+    resource.setrlimit(resource.RLIMIT_DATA, (in_use + 2**28,)*2)
+    try:
+        np.array(x[:rows//64])
+    except MemoryError:
+        print("one gigabyte is too much")
+    d = Examples(x, y, x, y)
+    read = d.rows(torch.tensor([5, rows - 1]))[0]
+    made = d.made_up(3, torch.Generator())[0]
+    held = d.split(1000).rows(torch.arange(2))[0]
+    tested = next(d.test_rows(30))[0]
+    print(read[:, -1].tolist(), *(tuple(v.shape) for v in (made, held, tested)))
