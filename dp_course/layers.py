@@ -146,14 +146,14 @@ class GhostNorm:
     def squared_norms(self):  # (b)
         return self.squared
 
-# %% ../nbs/workshop/layers.ipynb #01fc6bdf
+# %% ../nbs/workshop/layers.ipynb #5b20d0a6
 def _wide_enough(weight):
     "Give input and output gradient, in float64 where float32 would lose an example."
     if weight.careful:
         return weight.x.double(), weight.g.double()
     return weight.x, weight.g
 
-
+# %% ../nbs/workshop/layers.ipynb #01fc6bdf
 class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
     def __init__(
