@@ -436,8 +436,8 @@ def test_the_record_holds_the_rate_of_the_step_that_was_taken(tmp_path):
 
 
 def bare(name):
-    "A preset without name and budget."
-    return replace(make_config(name), preset="", about="", eps=3.)
+    "A preset without name, budget and what was tuned."
+    return replace(make_config(name), preset="", about="", eps=3., lr=1., tuning_runs=0)
 
 
 FAST = [name for name in PRESETS if name.endswith("-fast")]
