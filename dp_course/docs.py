@@ -8,21 +8,16 @@ __all__ = ['document', 'document_package']
 # %% ../nbs/workshop/docs.ipynb #34e870ed
 import ast
 import inspect
-import re
+import io
 import sys
+import tokenize
 
 # %% ../nbs/workshop/docs.ipynb #07520766
-_COMMENT = re.compile(r"""(?:[^#"']|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')*#+(.*)""")
-
-
 def _comments(source):
-    "Line number -> text of the comment there; a # in a string begins none."
-    found = {}
-    for number, line in enumerate(source.splitlines(), start=1):
-        comment = _COMMENT.match(line) if "#" in line else None
-        if comment:
-            found[number] = comment.group(1).strip()
-    return found
+    "Line number -> text of the comment there."
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = [token for token in tokens if token.type == tokenize.COMMENT]
+    return {token.start[0]: token.string.lstrip("#").strip() for token in found}
 
 
 def _parameters(function, comments):
