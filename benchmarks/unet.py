@@ -34,7 +34,7 @@ from torch import nn  # noqa: E402
 from dp_course import gradients  # noqa: E402
 from dp_course.core import machine  # noqa: E402
 from dp_course.dpsgd import FlatClip, loop_grad_sum  # noqa: E402
-from dp_course.engines import bf16_engine, one_pass  # noqa: E402
+from dp_course.engines import bf16_engine, has_bfloat16, one_pass  # noqa: E402
 from dp_course.layers import GhostNorm  # noqa: E402
 from dp_course.records import code_version  # noqa: E402
 from dp_course.scans import pixel_loss  # noqa: E402
@@ -122,6 +122,8 @@ def opacus_step(case, name):
 
 def make(case, name):
     "A function without arguments that does one step."
+    if name.endswith("bf16") and not has_bfloat16("cpu"):
+        raise NotImplementedError("this processor has no bfloat16")
     if name in ("plain SGD", "plain bf16"):
         return plain_step(case, half=name == "plain bf16")
     if name == "one at a time":
