@@ -362,9 +362,10 @@ def capacity(recorded):
             if not best:
                 continue
             start = carried(best, part="capacity", k=k, k2=k2, steps=150, budget=CAPACITY_EPS)
-            rates = [round(start["lr"]*f, 4) for f in (.5, 1, 2)]
-            cells, best = best_rate(recorded, start, rates if task == "fashion" else rates[1:2])
-            found += cells + (finals(best, seeds) if best else [])
+            if task == "fashion":
+                found += tuned(recorded, start, norms=False, seeds=seeds)
+            else:  # the carried rate
+                found += finals(start, seeds)
             found += finals(plain_cell(task, "tanh", part="capacity", k=k, k2=k2, steps=1172), [0])
     return found
 
