@@ -475,7 +475,7 @@ _MAX_100_FAMILY = {
 
 # %% ../nbs/workshop/presets.ipynb #451e511a
 _PUBLIC_ALL = dict(
-    about="all layers of public_net at eps = 2, a new head alone at first; untuned",
+    about="all layers of public_net at eps = 2, a new head alone at first",
     data="cifar10",
     model="public_net",
     start="public-net",
@@ -484,9 +484,10 @@ _PUBLIC_ALL = dict(
     eps=2.,
     batch_size=4096,
     epochs=28*4096/50_000,  # 28 steps
-    lr=2.,
+    lr=8.,
     momentum=0.,
     schedule="linear",
+    tuning_runs=8,
     micro_batch=128,
     precision="auto",
     pixel_mean=(.5071, .4865, .4409),  # CIFAR-100's
