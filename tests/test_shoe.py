@@ -244,7 +244,8 @@ def test_a_panel_names_what_is_lacking_and_has_a_legend_of_the_rest(monkeypatch)
     assert words.endswith("... shoe adam") and labels == ["DP-SGD, eps = 2.7"]
     assert said['fig, axes = panels(["Fashion'][2][1] == ["noise alone"]
     words, labels = said["SIZES ="][0]
-    assert words.endswith("... shoe capacity") and labels == ["plain"]
+    assert words.endswith("... shoe capacity")
+    assert labels == ["their best, with privacy", "plain"]
 
 
 @pytest.mark.parametrize("moment, ratio, word", [(.2, .4, "holds"), (.05, .9, "no")])
