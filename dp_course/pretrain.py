@@ -27,6 +27,7 @@ from .core import data_root, keep_memory, patch_to, progress
 from .data import load
 from .dpsgd import FlatClip
 from .encoders import encoder_state, find_start, load_start, save_encoder
+from .engines import PRECISIONS, has_bfloat16, settled_precision
 from .leaves import leaf_images
 from .models import resnet20, wide_resnet
 from .records import Record
@@ -132,7 +133,7 @@ class Pretraining:
     momentum:float = .9
     weight_decay:float = 1e-4
     seed:int = 0                # of images, views and first weights: nobody's secret
-    precision:str = "bf16"      # or "float32"
+    precision:str = "auto"      # bf16 where the processor has it, else float32
 
     def __post_init__(self):
         if self.model not in ENCODERS:
@@ -141,8 +142,8 @@ class Pretraining:
             raise ValueError(f"batch_size={self.batch_size}, images={self.images}, "
                              f"views={self.views}: pass 2 <= batch_size <= images, and enough "
                              "views for one step")
-        if self.precision not in ("bf16", "float32"):
-            raise ValueError(f"precision={self.precision!r} is unknown: pass bf16 or float32")
+        # settled once: a checkpoint and a record say which it was
+        object.__setattr__(self, "precision", settled_precision(self.precision))
 
     @property
     def steps(self):
@@ -269,7 +270,7 @@ def encoder_features(
     for some in x.split(chunk):
         image = (some.float()/255 - .5)/.25
         both = torch.cat([image, image.flip(-1)])
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16("cpu")):
             maps = stage_maps(model, both)
         parts = [F.adaptive_avg_pool2d(m.float(), grid).flatten(1) for m in maps]
         one, other = torch.cat(parts, 1).chunk(2)
@@ -415,7 +416,7 @@ def _parser():
     parser.add_argument("--size", type=int, default=usual.size, help="pixels each way")
     parser.add_argument("--lr", type=float, default=usual.lr, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=usual.seed)
-    parser.add_argument("--precision", choices=("bf16", "float32"), default=usual.precision)
+    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
     parser.add_argument("--probe", action="store_true",
                         help="judge the checkpoint in --out on CIFAR-10's validation split")
     parser.add_argument("--data", metavar="DIR", help="folder of data sets, for --probe")

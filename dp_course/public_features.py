@@ -21,6 +21,7 @@ from .checkpoints import load_checked, save_atomic
 from .core import data_root, progress
 from .data import Examples, load
 from .encoders import find_start, load_start
+from .engines import has_bfloat16
 from .transfer import TRAININGS, PublicTraining, transfer_cnn
 
 # %% ../nbs/workshop/public_features.ipynb #f02dc20d
@@ -77,7 +78,7 @@ def describe(
     with progress(len(x), "public features") as bar:
         for some in x.split(chunk):
             images = torch.cat(fixed_views(data.normalize(some), k))
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16("cpu")):
                 said = said_by_layers(model, images, layers)
             rows.append(said.unflatten(0, (k, -1)).transpose(0, 1).half())
             bar.update(len(some))

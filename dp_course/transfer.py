@@ -15,6 +15,7 @@ from torch import nn
 
 from .checkpoints import load_checked
 from .core import patch_to
+from .engines import settled_precision
 from .models import WSConv2d, sixteen_groups
 
 # %% ../nbs/workshop/transfer.ipynb #b0c28c0f
@@ -114,7 +115,11 @@ class PublicTraining:
     weight_decay:float = 5e-4
     crop:int = 4               # largest shift of a view, pixels
     seed:int = 0               # of first weights, order and views
-    precision:str = "bf16"     # or "float32"
+    precision:str = "auto"     # bf16 where the processor has it, else float32
+
+    def __post_init__(self):
+        # settled once: a checkpoint and a record say which it was
+        object.__setattr__(self, "precision", settled_precision(self.precision))
 
     def steps(self, n):
         "Updates in all, with n examples."

@@ -22,7 +22,7 @@ from torch import nn
 from dp_course.accounting import PrivacyPlan
 from dp_course.data import load
 from dp_course.dpsgd import FlatClip
-from dp_course.engines import bf16_engine, has_bfloat16
+from dp_course.engines import bf16_engine, settled_precision
 from dp_course.gradients import fast_grad_sum
 from dp_course.models import WSConv2d, four_a_group
 from dp_course.trainer import Trainer
@@ -71,7 +71,7 @@ def images(stage):
 
 
 def precision():
-    return "bf16" if has_bfloat16("cpu") else "float32"
+    return settled_precision("auto")
 
 
 # ---- one run

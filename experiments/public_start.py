@@ -26,7 +26,7 @@ from dp_course.core import data_root, machine
 from dp_course.data import Examples, load
 from dp_course.dpsgd import FlatClip
 from dp_course.encoders import find_start
-from dp_course.engines import bf16_engine, has_bfloat16
+from dp_course.engines import bf16_engine, has_bfloat16, settled_precision
 from dp_course.gradients import fast_grad_sum
 from dp_course.linear import linear_grad_sum, linear_head
 from dp_course.pretrain import HeadFirst
@@ -205,7 +205,7 @@ def run_layers(cell, model=None, z=None, data=None):
     began = time.process_time()
     trainer = fine_tuner(cell, model, z, data).fit()
     seconds = time.process_time() - began
-    precision = "bf16" if has_bfloat16("cpu") else "float32"
+    precision = settled_precision("auto")
     return [lines_of(sys.modules[__name__], cell | dict(max_norm=1., precision=precision), trainer,
                      seconds, test_accuracy=trainer.evaluate())]
 

@@ -26,7 +26,7 @@ from dp_course.checkpoints import load_checked, save_atomic
 from dp_course.core import data_root, keep_memory, machine
 from dp_course.data import OCT_SUBJECTS, Examples, load
 from dp_course.dpsgd import FlatClip
-from dp_course.engines import bf16_engine, has_bfloat16
+from dp_course.engines import bf16_engine, settled_precision
 from dp_course.gradients import fast_grad_sum
 from dp_course.phantoms import phantoms
 from dp_course.records import code_version
@@ -126,7 +126,7 @@ def lines(cell, data, seconds, found, **config):
 
 
 def precision():
-    return "bf16" if has_bfloat16("cpu") else "float32"
+    return settled_precision("auto")
 
 
 def half():

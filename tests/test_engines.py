@@ -3,6 +3,7 @@ import copy
 import gc
 import math
 import pickle
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,10 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from dp_course import gradients, layers
 from dp_course.batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from dp_course.dpsgd import FlatClip, loop_grad_sum
-from dp_course.engines import bf16_engine, fixed_shape, has_bfloat16
+from dp_course.engines import bf16_engine, fixed_shape, has_bfloat16, settled_precision
 from dp_course.gradients import fast_grad_sum, ghost_grad_sum, vmap_grad_sum
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
+from dp_course.pretrain import Pretraining
 from dp_course.scattering import linear_grad_sum
+from dp_course.transfer import PublicTraining
 
 NAMES = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",
          "fast_grad_sum"]
@@ -1063,6 +1066,10 @@ def test_bf16_engine(engine):
 def test_bfloat16_is_found_by_the_processor_s_own_word(monkeypatch, found, fast):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
     assert has_bfloat16("cpu") is has_bfloat16(torch.device("cpu")) is fast
+    word = "bf16" if fast else "float32"
+    assert {settled_precision("auto"), Pretraining().precision, PublicTraining().precision,
+            replace(Pretraining(precision="auto"), seed=1).precision} == {word}
+    assert settled_precision("bf16") == PublicTraining(precision="bf16").precision == "bf16"
 
 
 def test_an_older_torch_is_asked_for_avx512_only(monkeypatch):
