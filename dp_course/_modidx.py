@@ -1424,6 +1424,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'dp_course.leaves._write_features': ('workshop/leaves.html#_write_features', 'dp_course/leaves.py'),
                                   'dp_course.leaves.buy_mean': ('workshop/leaves.html#buy_mean', 'dp_course/leaves.py'),
                                   'dp_course.leaves.clipped_mean': ('workshop/leaves.html#clipped_mean', 'dp_course/leaves.py'),
+                                  'dp_course.leaves.emphasized': ('workshop/leaves.html#emphasized', 'dp_course/leaves.py'),
                                   'dp_course.leaves.feature_bound': ('workshop/leaves.html#feature_bound', 'dp_course/leaves.py'),
                                   'dp_course.leaves.leaf_images': ('workshop/leaves.html#leaf_images', 'dp_course/leaves.py'),
                                   'dp_course.leaves.leafed': ('workshop/leaves.html#leafed', 'dp_course/leaves.py'),

@@ -97,7 +97,7 @@ def images_of(
         return "synthetic"
     if public or config.get("start") and config.get("model") == "public_net":
         return "public (CIFAR-100)"
-    synthetic = config.get("start") or config.get("features") == "leaves"
+    synthetic = config.get("start") or config.get("features", "").startswith("leaves")
     return "synthetic" if synthetic else "none"
 
 

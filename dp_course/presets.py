@@ -22,7 +22,7 @@ from torch import nn
 from .accounting import PrivacyPlan
 from .dpsgd import loop_grad_sum
 from .gradients import fast_grad_sum, vmap_grad_sum
-from .leaves import leafed, leaves_cnn, leaves_linear
+from .leaves import LeafRecipe, leafed, leaves_cnn, leaves_linear
 from .models import WSConv2d, four_a_group, papernot_cnn, resnet20, wrn16_4, wrn40_4
 from .public_features import PUBLIC, public_featured
 from .scattering import linear_grad_sum, linear_head, scatter_cnn, scattered
@@ -232,6 +232,7 @@ HEADS = {
     "scatter_linear": linear_head,
     "scatter_cnn": scatter_cnn,
     "leaves_linear": leaves_linear,
+    "leaves_coarse": partial(leaves_linear, coarse=1.),
     "leaves_cnn": leaves_cnn,
     "public_linear": linear_head,
 }
@@ -241,6 +242,7 @@ PIXELWISE = {"unet16": partial(UNet, 16)}  # they answer for every pixel of a sc
 FEATURES = {  # f(data, cache=None) -> data
     "scatter": scattered,
     "leaves": leafed,
+    "leaves-1600": partial(leafed, recipe=LeafRecipe(patches=1600)),
     **{name: partial(public_featured, name=name, **how) for name, how in PUBLIC.items()},
 }
 
@@ -693,7 +695,7 @@ def _check_names(config):
         if value not in known:
             raise ValueError(f"unknown {name} {value!r}: pass one of {', '.join(known)}")
     takes = config.model.split("_")[0] if config.model in HEADS else ""
-    given = "public" if config.features in PUBLIC else config.features
+    given = "public" if config.features in PUBLIC else config.features.split("-")[0]
     if given != takes:
         raise ValueError(
             f"model={config.model!r} and features={config.features!r} do not fit: "

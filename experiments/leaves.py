@@ -1,6 +1,7 @@
 """Tuning of the presets that begin with synthetic images, and of the ResNet-20 for a CPU.
 
     python -m experiments leaves linear       3 rates, 120 steps each
+    python -m experiments leaves wide         twice the patches, and quarters that count twice
     python -m experiments leaves cnn          4 settings, 120 steps
     python -m experiments leaves resnet       ResNet-20 for a CPU: 6 settings, 100 of 400 steps
     python -m experiments leaves synthetic    ... from an encoder: 5 settings, 150 of 300 steps
@@ -24,13 +25,13 @@ from experiments.harness import lines_of
 
 NAME = "leaves"
 SPLIT, N = 5000, 50_000
-FIELDS = "lr momentum schedule ema views head_steps".split()  # what is tried
+FIELDS = "features model lr momentum schedule ema views head_steps".split()  # what is tried
 
 
 @lru_cache(maxsize=1)
-def images(preset):
+def images(preset, features):
     "The validation split, loaded once."
-    return load_data(make_config(preset, n_val=SPLIT))
+    return load_data(make_config(preset, features=features, n_val=SPLIT))
 
 
 def config_of_cell(cell):
@@ -47,7 +48,7 @@ def run(
 ):              # one run, as `harness.work` wants it
     "Train once and judge on the held-out images."
     config = config_of_cell(cell)
-    data = data or images(cell["base"])
+    data = data or images(config.preset, config.features)
     plan = make_plan(config, len(data))
     trainer = make_trainer(config, data, cell["seed"], cell["seed"])
     if config.centre:
@@ -84,6 +85,8 @@ def grid(preset, *settings, **same):
 
 PARTS = {
     "linear": grid("leaves-linear-eps3", *(dict(lr=lr) for lr in (2., 4., 8.))),
+    "wide": grid("leaves-linear-eps3", dict(), dict(model="leaves_coarse"),
+                 dict(model="leaves_coarse", lr=2.), features="leaves-1600"),
     "cnn": grid("leaves-cnn-eps3", *(dict(lr=lr) for lr in (4., 8., 12.)),
                 dict(lr=8., schedule="constant")),
     "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 2., 4.)),

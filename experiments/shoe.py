@@ -384,13 +384,15 @@ def meanvar(recorded):
     "CIFAR-10, eps 8, the all-convolutional network at an eighth of its width."
     small = dict(act="tanh", k=8, k2=None, batch_size=512, steps=200, seed=TUNING_SEED)
     base = cell_of("meanvar", "cifar10", **small, budget=8., lr=2.)
-    found = tuned(recorded, base, norms=False)
+    cells, best = climbed(recorded, base, norms=False)
+    if not best:
+        return cells
+    found = cells + finals(best)
+    trained = best | {"init": "statistics", "stage": "final", "budget": 1e9, "fixed_sigma": .001}
     for task in ("cifar10", "cifar100"):
-        low = cell_of("meanvar", task, **small, budget=1e9, fixed_sigma=.001, lr=2.) | {
-            "init": "statistics", "stage": "final"}
-        found.append(low)
+        found.append(trained | {"task": task})
         for row in chosen(recorded, part="meanvar", init="statistics", task=task):
-            like = base | {"init": f"like {task}", "stats": row["stats_found"]}
+            like = best | {"init": f"like {task}", "stats": row["stats_found"]}
             found += tuned(recorded, like, norms=False)
     return found
 

@@ -175,16 +175,28 @@ def shapes_of(data):
     return {name: tuple(v.shape[1:]) for name, v in data.train_x.items()}
 
 
+@by("side", [2, 4, 8])
+def test_only_the_averages_over_quarters_count_more(side):
+    m = torch.randn(2, 3, side, side, generator=generator()).double()
+    got = L.emphasized(m, .5)
+    quarters = F.adaptive_avg_pool2d(m, 2)
+    near(F.adaptive_avg_pool2d(got, 2), 1.5*quarters, 1e-12)
+    detail = got - 1.5*quarters.repeat_interleave(side//2, 2).repeat_interleave(side//2, 3)
+    near(detail + F.interpolate(quarters, (side, side)), m, 1e-12)
+    assert (got.flatten(1).norm(dim=1) <= 1.5*m.flatten(1).norm(dim=1) + 1e-12).all()
+
+
+@by("coarse", [0., 1.])
 @by("scale", [.01, 1., 30., 1e3, math.nan])
-def test_one_image_moves_the_mean_by_no_more_than_it_pays(kept, scale):
+def test_one_image_moves_the_mean_by_no_more_than_it_pays(kept, scale, coarse):
     _, data = kept
-    bound = L.feature_bound(shapes_of(data))
+    bound = L.feature_bound(shapes_of(data), coarse=coarse)
     draw = np.random.default_rng(0).standard_normal
     before = {name: np.array(v) for name, v in data.train_x.items()}
     after = {name: np.concatenate([v, (scale*draw(v[:1].shape)).astype(np.float16)])
              for name, v in before.items()}
     y = torch.cat([data.train_y, data.train_y[:1]])
-    sums = [len(d)*L.clipped_mean(d, bound, chunk=7)
+    sums = [len(d)*L.clipped_mean(d, bound, coarse=coarse, chunk=7)
             for d in (data, data.replace(train_x=after, train_y=y))]
     moved = torch.linalg.vector_norm(sums[1] - sums[0]).item()/bound
     assert moved <= 1 + 1e-9
@@ -199,7 +211,7 @@ def test_on_leaves_the_bound_is_the_length_of_a_feature_vector():
     assert .8 < 1.5*length/bound < 1.25
 
 
-@by("make", [L.leaves_linear, partial(L.leaves_cnn, width=8)])
+@by("make", [L.leaves_linear, partial(L.leaves_linear, coarse=1.), partial(L.leaves_cnn, width=8)])
 def test_networks_have_the_gradients_of_the_loop(kept, make):
     _, data = kept
     torch.manual_seed(0)
@@ -378,7 +390,8 @@ def test_the_body_stands_still_then_moves_without_old_momentum():
 
 
 @by("model, features", [("leaves_linear", "scatter"), ("scatter_cnn", "leaves"),
-                        ("resnet20", "leaves"), ("leaves_cnn", "")])
+                        ("resnet20", "leaves-1600"), ("leaves_coarse", "public-net"),
+                        ("leaves_cnn", "")])
 def test_networks_get_the_features_that_they_are_named_after(model, features):
     with pytest.raises(ValueError, match="do not fit"):
         make_config("digits-eps3", model=model, features=features)
