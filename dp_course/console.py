@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from .core import progress
-from .presets import Config
+from .presets import Config, run_name
 from .processes import Peers
 from .records import (
     Record, composed_epsilon, end_line, epoch_line, leading, mean_std, measure, plot_record,
@@ -228,7 +228,7 @@ def describe_start(
     "Say what a run is about to do."
     plan = run.trainer.plan
     text = (
-        f"{asked.preset}: {run.trainer.data.name}, {plan.n:,} {plan.unit}s, "
+        f"{run_name(asked)}: {run.trainer.data.name}, {plan.n:,} {plan.unit}s, "
         f"{plan.steps} steps of about {plan.batch_size:.0f}, sigma {plan.sigma:.3f}")
     if run.config.precision != "float32":
         text += f"; the network in {run.config.precision}"

@@ -410,34 +410,42 @@ def synchronize(
         torch.cuda.synchronize(device)
 
 # %% ../nbs/workshop/records.ipynb #5f5cd5b6
-def _is_of(
-    path,  # of a checkpoint
-    preset,
-    seed,
-):
-    "Tell whether the record beside a checkpoint is of this preset and seed."
-    if not path.with_suffix(".jsonl").exists():
-        return False
+def _first_line(
+    path,    # of a checkpoint
+    preset,  # whose damaged record is an error
+):           # dict; empty: there is no record, or it is somebody else's
+    "Read how the run began whose checkpoint this is."
+    record = path.with_suffix(".jsonl")
+    if not record.exists():
+        return {}
     try:
-        start = (read_record(path.with_suffix(".jsonl")) or [{}])[0]
+        return (read_record(record) or [{}])[0]
     except ValueError:
         if f"-{preset}-" in path.name:
             raise
-        return False  # somebody else's file
-    return start.get("preset") == preset and seed in (None, start.get("seed"))
+        return {}
 
 
 def latest_checkpoint(
-    out,        # folder of a run
+    out,         # folder of a run
     preset:str,
-    seed=None,  # int or "secret"; None: any
-):              # path of the newest one
+    seed=None,   # int or "secret"; None: any
+    alike=None,  # f(settings, a dict) -> bool: are they those that are asked for? None: any are
+):               # path of the newest one
     "Find the run to go on with."
-    # FileNotFoundError: there is none.
-    found = [path for path in Path(out).glob("*.checkpoint") if _is_of(path, preset, seed)]
-    if found:
-        return max(found, key=lambda path: path.stat().st_mtime)
+    # FileNotFoundError: there is none, or none with these settings
+    starts = {path: _first_line(path, preset) for path in Path(out).glob("*.checkpoint")}
+    found = [path for path, start in starts.items()
+             if start.get("preset") == preset and seed in (None, start.get("seed"))]
+    same = [path for path in found if not alike or alike(starts[path].get("config", {}))]
+    newest = sorted(same or found, key=lambda path: path.stat().st_mtime)[-1:]
+    if same:
+        return newest[0]
     which = preset if seed is None else f"{preset} with seed {seed}"
+    if found:
+        raise FileNotFoundError(
+            f"nothing to resume: {out} holds no checkpoint of {which} with these settings, only "
+            f"{newest[0].name}: pass the settings with which it began, or leave --resume out")
     raise FileNotFoundError(f"nothing to resume: {out} holds no checkpoint of {which}; "
                             "leave --resume out")
 

@@ -29,7 +29,7 @@ from .estimates import rehearse
 from .leaves import buy_mean
 from .presets import (
     ENGINES, FEATURES, PRESETS, Config, config_of, fit_out, make_config, make_network, make_plan,
-    make_schedule, run_name)
+    make_schedule, overrides_of, run_name)
 from .processes import Peers, ProcessTrainer, join
 from .public_features import public_rows
 from .records import (
@@ -216,14 +216,22 @@ def _rebuilt(
     return Run(config, trainer, None, lines)
 
 
+def _told_as(
+    asked,  # `Config`
+):          # f(settings of a record) -> bool
+    "Recognize a run that was told the same beyond its preset: another eps is another budget."
+    told = overrides_of(asdict(asked))
+    return lambda settings: overrides_of(settings) == told
+
+
 def pick_up(
-    job:Job,        # its config names the preset
+    job:Job,        # its config names the preset, and what the run was told beyond it
     peers=Peers(),  # the processes that share the run
 ):                  # `Run`
     "Go on with a run where its newest checkpoint stopped."
     # FileNotFoundError: there is none. ValueError: it has other settings than those asked for, or
     # another process is at it
-    path = latest_checkpoint(job.out, job.config.preset, job.seed)
+    path = latest_checkpoint(job.out, job.config.preset, job.seed, alike=_told_as(job.config))
     peers.agree("checkpoint", path.name)
     record = None if peers.rank else Record(path.with_suffix(".jsonl"), resume=True)  # ours now
     try:
@@ -287,7 +295,7 @@ def run(
         say, show = (lambda text: None), False  # process 0 speaks for all
     say(describe_start(here, job.config))
     watched = _watched() if show is None else show
-    screen = Bar(row, trainer, config.preset, last) if watched else Lines(row, last, watch, say)
+    screen = Bar(row, trainer, run_name(config), last) if watched else Lines(row, last, watch, say)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()
     with closing(here):

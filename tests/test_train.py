@@ -239,6 +239,28 @@ def test_a_run_without_a_limit_never_tells_of_one(tmp_path, capsys):
             if line["kind"] == "end"] == ["time limit", "steps"]
 
 
+def test_another_budget_is_another_run(tmp_path, capsys):
+    "eps = 3 was asked for; the newest run of the preset has eps = 8."
+    out = ["--out", str(tmp_path), "--steps", "2"]
+    words = ["digits-eps3-fast", "--seed", "0", *out]
+    assert main(words) == 0
+    assert main([*words, "--eps", "8"]) == 0
+    assert "digits-eps3-fast-eps8: " in capsys.readouterr().out
+    three = next(tmp_path.glob("*fast-0.jsonl"))
+    resume = ["digits-eps3-fast", "--resume", "--out", str(tmp_path), "--steps", "3"]
+    for more in ([], ["--eps", "3"]):
+        assert main([*resume, *more]) == 0
+        assert [line["kind"] for line in read_record(three)].count("resume") == 1 + bool(more)
+    eight = next(tmp_path.glob("*eps8-0.jsonl"))
+    assert "resume" not in {line["kind"] for line in read_record(eight)}
+    assert main([*resume, "--eps", "8"]) == 0
+    assert read_record(eight)[0]["plan"]["eps"] == 8 and read_record(eight)[-1]["step"] == 3
+    capsys.readouterr()
+    assert main([*resume, "--eps", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "nothing to resume" in said and "pass the settings" in said and ".checkpoint" in said
+
+
 def test_memory_is_kept_by_the_command_and_by_fit(monkeypatch, capsys):
     kept = []
     for module in (train, trainer_module):
