@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 from .core import PALETTE, figure
+from .ladder import images_of
 from .presets import overrides_of
 from .records import (
     distinct, leading, mean_std, plot_record, read_record, run_file, settings, stated)
@@ -85,7 +86,7 @@ def grouped(
     return {name: distinct(group) for name, group in groups.items()}
 
 # %% ../nbs/workshop/comparisons.ipynb #868a3fc8
-COLUMNS = "run", "eps", "seeds", "accuracy %", "minutes", "cores", "tuned"
+COLUMNS = "run", "eps", "seeds", "accuracy %", "minutes", "cores", "tuned", "other images"
 
 
 def _span(texts):
@@ -128,6 +129,7 @@ def table_row(
         _span(_minutes(end["seconds"]) for end in ends),
         _span(str(machine.get("threads", "nan")) for machine in machines),
         _span(str(end.get("tuning_runs", 0)) for end in ends),
+        images_of(group[0][0]["config"]),
     )
 
 # %% ../nbs/workshop/comparisons.ipynb #8879d470

@@ -409,7 +409,6 @@ _RESNET_START = dict(
 )
 
 _STARTS = {
-    "leaves-linear-eps3": _LEAVES,
     "leaves-cnn-eps3": _LEAVES_CNN,
     "resnet20-cpu-eps3": _RESNET_CPU,
     "resnet20-synthetic-eps3": _RESNET_START,
@@ -618,6 +617,7 @@ _FULL = {
     "wrn40-4-eps8": _WIDEST,
     **_at_budgets("scatter-linear", _LINEAR, 1, 2, 2.38, 5, 8),
     **_at_budgets("scatter-cnn", _CNN, 2.38),
+    **_at_budgets("leaves-linear", _LEAVES, 1, 2, 5, 8),
     **_STARTS,
     **_BOUNDED,
     **_at_budgets("public-linear", _PUBLIC_LINEAR, 1, 2, 8),

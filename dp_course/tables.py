@@ -49,6 +49,7 @@ def _row_of_a_run(row):
     return {
         "run": f"{name} with {row['changed']}" if row["changed"] else name,
         "data, model": f"{row['data']}, {row['model']}",
+        "other images": row.get("images", "none"),
         "eps by PLD (RDP)": f"{row['eps_pld']:.2f} ({row['eps_rdp']:.2f})",
         "test accuracy, last step": f"**{row['accuracy']:.2f}{spread} %**",
         "seeds": row["runs"],
@@ -63,6 +64,7 @@ def _row_to_come(row):
     return {
         "run": f"`{row['run']}`",
         "data, model": f"{row['data']}, {row['model']}",
+        "other images": row.get("images", "none"),
         "eps by PLD (RDP)": f"{row['eps']:g} planned",
         "test accuracy, last step": f"not run yet: `{row['command']}`",
         "seeds": "",
