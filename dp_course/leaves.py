@@ -476,7 +476,7 @@ def weighed(
         parts.append(m.flatten(1))
     return torch.cat(parts, 1)
 
-
+# %% ../nbs/workshop/leaves.ipynb #f06d2b18
 def feature_bound(
     shapes,           # dict of the maps' shapes, without the batch
     weights=WEIGHTS,

@@ -198,6 +198,14 @@ def _repeat_alike(trainer, lines):
             f"steps from {trainer.t + 1} on are to be repeated, and only on {device} is their "
             f"noise the same: pass --device {device}")
 
+# %% ../nbs/12_resnet20.ipynb #a90e4d77
+def _told_as(
+    asked,  # `Config`
+):          # f(settings of a record) -> bool
+    "Recognize a run that was told the same beyond its preset: another eps is another budget."
+    told = overrides_of(asdict(asked))
+    return lambda settings: overrides_of(settings) == told
+
 # %% ../nbs/12_resnet20.ipynb #a2c83d30
 def _rebuilt(
     job,
@@ -214,14 +222,6 @@ def _rebuilt(
     _repeat_alike(trainer, lines)
     config = replace(config, precision=usable_precision(config, trainer.device))
     return Run(config, trainer, None, lines)
-
-
-def _told_as(
-    asked,  # `Config`
-):          # f(settings of a record) -> bool
-    "Recognize a run that was told the same beyond its preset: another eps is another budget."
-    told = overrides_of(asdict(asked))
-    return lambda settings: overrides_of(settings) == told
 
 
 def pick_up(

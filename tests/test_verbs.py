@@ -111,7 +111,7 @@ def test_compare_averages_seeds_and_keeps_overrides_apart(tmp_path, capsys):
     other = quiet(make_config("digits-eps3-fast", lr=.1), out=tmp_path, seed=0)
     text = said(capsys, "compare", *names, names[0], other["paths"]["record"])
     head, three, one = text.splitlines()
-    assert head.split() == "run eps seeds accuracy % minutes cores tuned".split()
+    assert head.split() == "run eps seeds accuracy % minutes cores tuned other images".split()
     assert three.split()[0] == "digits-eps3" and three.split()[2] == "3", "a copy counts once"
     assert one.startswith("digits-eps3-fast, lr 0.1") and "+-" in three and "+-" not in one
 
