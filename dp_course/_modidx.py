@@ -2114,7 +2114,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                  'dp_course.train._keep_settings': ('resnet20.html#_keep_settings', 'dp_course/train.py'),
                                  'dp_course.train._rebuilt': ('resnet20.html#_rebuilt', 'dp_course/train.py'),
                                  'dp_course.train._repeat_alike': ('resnet20.html#_repeat_alike', 'dp_course/train.py'),
-                                 'dp_course.train._told_as': ('resnet20.html#_told_as', 'dp_course/train.py'),
+                                 'dp_course.train._unlike': ('resnet20.html#_unlike', 'dp_course/train.py'),
                                  'dp_course.train.callbacks_of': ('resnet20.html#callbacks_of', 'dp_course/train.py'),
                                  'dp_course.train.load_data': ('resnet20.html#load_data', 'dp_course/train.py'),
                                  'dp_course.train.main': ('resnet20.html#main', 'dp_course/train.py'),

@@ -9,6 +9,7 @@ __all__ = ['CLASSES', 'SHORT', 'stand_in', 'step_seconds', 'in_words', 'is_there
 # %% ../nbs/workshop/estimates.ipynb #d279dc57
 import math
 import time
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -115,11 +116,12 @@ def is_there(
 def missing_start(
     config,  # `Config`
 ):           # "", or in words what is missing
-    "Look whether there is a public network for a run on its features."
-    if config.features not in PUBLIC or config.data == "digits":
+    "Look whether there is the network that a run begins with or whose features it reads."
+    name = config.start or (config.features if config.features in PUBLIC else "")
+    if not name or config.data == "digits":
         return ""
     try:
-        find_start(config.features)
+        find_start(name)
         return ""
     except FileNotFoundError as error:
         return str(error)
@@ -133,7 +135,9 @@ def rehearse(
     # ValueError, as the run would raise
     config = job.config
     data = stand_in(config, pick_device(job.device))
-    trainer = make_trainer(config, data)
+    without = missing_start(config)
+    start = "" if without else config.start  # steps from other weights take as long
+    trainer = make_trainer(replace(config, start=start), data)
     seconds, how = step_seconds(trainer)
     plan = trainer.plan
     steps = min(job.steps or plan.steps, plan.steps)
@@ -151,8 +155,8 @@ def rehearse(
         "memory": f"{peak_memory_mb(trainer.device)} MiB at most, and {size:.0f} MiB of data",
         "data": f"{config.data}: {missing or 'there'}",
     }
-    if without := missing_start(config):
-        lines["features"] = without
+    if without:
+        lines["start" if config.start else "features"] = without
     said = "\n".join(f"{what:9}{text}" for what, text in lines.items())
     return f"{config.preset}, not run: nothing is written, nothing is spent\n{said}"
 

@@ -53,7 +53,7 @@ def _rows(
 # %% ../nbs/workshop/ladder.ipynb #79f7c4b2
 OPEN = _rows("without privacy", """
     He et al. 2016, BatchNorm | ResNet-20 | inf | 91.25 | none | as quoted by its replication
-    its replication, Idelbayev | ResNet-20 | inf | 91.73 | none | read in its README
+    Idelbayev, replication of He et al. | ResNet-20 | inf | 91.73 | none | read in its README
 """)
 
 REPORT = _rows("report", """
@@ -61,7 +61,7 @@ REPORT = _rows("report", """
     V2: 'adaptive clipping'  | ResNet-20 | 3 | 50.36          | none | 46.94 on repeating; never ran
     + weight standardization | ResNet-20 | 3 | 54.98          | none |
     + batch 2048, SGD        | ResNet-20 | 3 | 60.82 +- 0.65  | none | 60.97 at best
-    the same                 | WRN-16-4  | 3 | 54.59 +- 1.17  | none | 55.61 at best
+    batch 2048, wider network | WRN-16-4 | 3 | 54.59 +- 1.17  | none | 55.61 at best
     + batch 4096, 50 epochs  | ResNet-20 | 3 | 62.39 | none | one run; 'per-layer' never ran
 """)
 
@@ -69,12 +69,12 @@ PUBLISHED = _rows("published", """
     Tramèr & Boneh 2021 | ScatterNet + CNN    | 2.38 | 69.3 | none | printed as eps 3; 2.38 by PLD
     Tramèr & Boneh 2021 | ScatterNet + linear | 2.38 | 67.0 | none | printed as eps 3; 2.38 by PLD
     Tramèr & Boneh 2021 | plain CNN           | 2.38 | 59.2 | none | printed as eps 3; 2.38 by PLD
-    Papernot et al. 2021 | tempered sigmoid CNN | 7.53 | 66.2 | none |
+    Papernot et al. 2021 | tempered sigmoid CNN | 7.53 | 66.2 | none | read in its abstract
     De et al. 2022      | WRN-40-4            | 8    | 81.4 | none | read in its abstract
-    its replication, ACSAC 2024 | WRN         | 1    | 56.8 | none |
-    its replication, ACSAC 2024 | WRN         | 2    | 62.9 | none |
-    its replication, ACSAC 2024 | WRN         | 4    | 69.5 | none |
-    its replication, ACSAC 2024 | WRN         | 8    | 78.7 | none |
+    De et al., replicated | WRN             | 1    | 56.8 | none | Bao & Bindschaedler, ACSAC 2024
+    De et al., replicated | WRN             | 2    | 62.9 | none | Bao & Bindschaedler, ACSAC 2024
+    De et al., replicated | WRN             | 4    | 69.5 | none | Bao & Bindschaedler, ACSAC 2024
+    De et al., replicated | WRN             | 8    | 78.7 | none | Bao & Bindschaedler, ACSAC 2024
     Klause et al. 2022  | ScaleNorm ResNet-9  | 8    | 82.5 | none | not replicated
     DP-RandP, Tang et al. 2023 | WRN-16-4     | 1    | 72.3 | synthetic | replicated with 72.5
 """)

@@ -430,22 +430,23 @@ def latest_checkpoint(
     out,         # folder of a run
     preset:str,
     seed=None,   # int or "secret"; None: any
-    alike=None,  # f(settings, a dict) -> bool: are they those that are asked for? None: any are
+    unlike=lambda settings: "",  # f(dict): in words what is not as asked for; "": nothing
 ):               # path of the newest one
     "Find the run to go on with."
     # FileNotFoundError: there is none, or none with these settings
     starts = {path: _first_line(path, preset) for path in Path(out).glob("*.checkpoint")}
     found = [path for path, start in starts.items()
              if start.get("preset") == preset and seed in (None, start.get("seed"))]
-    same = [path for path in found if not alike or alike(starts[path].get("config", {}))]
-    newest = sorted(same or found, key=lambda path: path.stat().st_mtime)[-1:]
+    differs = {path: unlike(starts[path].get("config", {})) for path in found}
+    same = [path for path in found if not differs[path]]
+    newest = max(same or found, key=lambda path: path.stat().st_mtime, default=None)
     if same:
-        return newest[0]
+        return newest
     which = preset if seed is None else f"{preset} with seed {seed}"
     if found:
         raise FileNotFoundError(
-            f"nothing to resume: {out} holds no checkpoint of {which} with these settings, only "
-            f"{newest[0].name}: pass the settings with which it began, or leave --resume out")
+            f"nothing to resume: {out} holds {newest.name}, and there {differs[newest]}: "
+            "pass the settings with which it began, or leave --resume out")
     raise FileNotFoundError(f"nothing to resume: {out} holds no checkpoint of {which}; "
                             "leave --resume out")
 

@@ -199,12 +199,16 @@ def _repeat_alike(trainer, lines):
             f"noise the same: pass --device {device}")
 
 # %% ../nbs/12_resnet20.ipynb #a90e4d77
-def _told_as(
+def _unlike(
     asked,  # `Config`
-):          # f(settings of a record) -> bool
-    "Recognize a run that was told the same beyond its preset: another eps is another budget."
+):          # f(settings of a record) -> str, "" for nothing
+    "Say what a run was told otherwise: one with another eps has another budget."
     told = overrides_of(asdict(asked))
-    return lambda settings: overrides_of(settings) == told
+    def words(settings):
+        there = overrides_of(settings)
+        other = [key for key in told | there if told.get(key) != there.get(key)]
+        return ", ".join(f"{key} is {settings.get(key)}, not {getattr(asked, key)}" for key in other)
+    return words
 
 # %% ../nbs/12_resnet20.ipynb #a2c83d30
 def _rebuilt(
@@ -231,7 +235,7 @@ def pick_up(
     "Go on with a run where its newest checkpoint stopped."
     # FileNotFoundError: there is none. ValueError: it has other settings than those asked for, or
     # another process is at it
-    path = latest_checkpoint(job.out, job.config.preset, job.seed, alike=_told_as(job.config))
+    path = latest_checkpoint(job.out, job.config.preset, job.seed, unlike=_unlike(job.config))
     peers.agree("checkpoint", path.name)
     record = None if peers.rank else Record(path.with_suffix(".jsonl"), resume=True)  # ours now
     try:
