@@ -2112,6 +2112,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                              'dp_course/thresholds.py')},
             'dp_course.train': { 'dp_course.train._complain': ('resnet20.html#_complain', 'dp_course/train.py'),
                                  'dp_course.train._keep_settings': ('resnet20.html#_keep_settings', 'dp_course/train.py'),
+                                 'dp_course.train._newest': ('resnet20.html#_newest', 'dp_course/train.py'),
                                  'dp_course.train._rebuilt': ('resnet20.html#_rebuilt', 'dp_course/train.py'),
                                  'dp_course.train._repeat_alike': ('resnet20.html#_repeat_alike', 'dp_course/train.py'),
                                  'dp_course.train._unlike': ('resnet20.html#_unlike', 'dp_course/train.py'),

@@ -24,6 +24,7 @@ class Job:
     time_limit:float = None  # seconds; a step starts only if it would end in time; one always does
     resume:bool = False      # go on with the latest checkpoint in `out`
     dry_run:bool = False     # say what it would be, and take no step
+    typed:tuple = ()         # settings that were typed: a run that goes on must have just these
 
 # %% ../nbs/workshop/command.ipynb #79a998ee
 OPTIONS = {
@@ -200,5 +201,5 @@ def parse(
     seeds = [None if args.seed is None else args.seed + i for i in range(args.seeds)]
     place = dict(out=args.out, root=args.root, device=args.device)
     length = dict(steps=args.steps, time_limit=args.time_limit, resume=args.resume,
-                  dry_run=args.dry_run)
+                  dry_run=args.dry_run, typed=(*asked, *told))
     return [Job(config, seed=seed, **place, **length) for seed in seeds]

@@ -222,13 +222,12 @@ def announce_duration(
 
 
 def describe_start(
-    run,    # `Run`
-    asked,  # `Config`, before the device had a say
-):          # one line
+    run,  # `Run`
+):        # one line
     "Say what a run is about to do."
     plan = run.trainer.plan
     text = (
-        f"{run_name(asked)}: {run.trainer.data.name}, {plan.n:,} {plan.unit}s, "
+        f"{run_name(run.config)}: {run.trainer.data.name}, {plan.n:,} {plan.unit}s, "
         f"{plan.steps} steps of about {plan.batch_size:.0f}, sigma {plan.sigma:.3f}")
     if run.config.precision != "float32":
         text += f"; the network in {run.config.precision}"

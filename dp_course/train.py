@@ -7,6 +7,7 @@ __all__ = ['load_data', 'make_model', 'make_optimizer', 'usable_precision', 'mak
            'callbacks_of', 'run', 'main', 'PRESETS']
 
 # %% ../nbs/12_resnet20.ipynb #8939c3d3
+import json
 import os
 import secrets
 import sys
@@ -201,14 +202,28 @@ def _repeat_alike(trainer, lines):
 # %% ../nbs/12_resnet20.ipynb #a90e4d77
 def _unlike(
     asked,  # `Config`
+    typed,  # names of settings; None: all that either run was told beyond its preset
 ):          # f(settings of a record) -> str, "" for nothing
     "Say what a run was told otherwise: one with another eps has another budget."
     told = overrides_of(asdict(asked))
+    wanted = json.loads(json.dumps(asdict(asked)))  # as a record has them
     def words(settings):
-        there = overrides_of(settings)
-        other = [key for key in told | there if told.get(key) != there.get(key)]
-        return ", ".join(f"{key} is {settings.get(key)}, not {getattr(asked, key)}" for key in other)
+        names = told.keys() | (overrides_of(settings) if typed is None else typed)
+        other = [name for name in sorted(names)
+                 if settings.get(name) != wanted[name] and wanted[name] != "auto"]
+        return ", ".join(f"{name} is {settings.get(name)}, not {wanted[name]}" for name in other)
     return words
+
+
+def _newest(
+    job,
+):  # path of a checkpoint
+    "Find the run that was told the same; or else, of one preset, one that was told more."
+    place = job.out, job.config.preset, job.seed
+    try:
+        return latest_checkpoint(*place, unlike=_unlike(job.config, None))
+    except FileNotFoundError:
+        return latest_checkpoint(*place, unlike=_unlike(job.config, job.typed))
 
 # %% ../nbs/12_resnet20.ipynb #a2c83d30
 def _rebuilt(
@@ -235,7 +250,7 @@ def pick_up(
     "Go on with a run where its newest checkpoint stopped."
     # FileNotFoundError: there is none. ValueError: it has other settings than those asked for, or
     # another process is at it
-    path = latest_checkpoint(job.out, job.config.preset, job.seed, unlike=_unlike(job.config))
+    path = _newest(job)
     peers.agree("checkpoint", path.name)
     record = None if peers.rank else Record(path.with_suffix(".jsonl"), resume=True)  # ours now
     try:
@@ -297,7 +312,7 @@ def run(
     reasons = Stop(peers, {"interrupted": stop, "time limit": limit})
     if peers.rank:
         say, show = (lambda text: None), False  # process 0 speaks for all
-    say(describe_start(here, job.config))
+    say(describe_start(here))
     watched = _watched() if show is None else show
     screen = Bar(row, trainer, run_name(config), last) if watched else Lines(row, last, watch, say)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)

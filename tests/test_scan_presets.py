@@ -146,9 +146,9 @@ def test_scans_that_are_not_there_and_a_start_that_is_not_there(monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     assert main(["oct-head-eps8", "--seed", "0"]) == 2
     assert "180 files are missing" in capsys.readouterr().err
-    assert main(["oct-head-eps8", "--dry-run"]) == 2
-    err = capsys.readouterr().err
-    assert "python -m experiments segmentation pretrain" in err and err.count("\n") == 1
+    assert main(["oct-head-eps8", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "start    no encoder" in out and "python -m experiments segmentation pretrain" in out
     assert not list(tmp_path.iterdir())
 
 

@@ -259,6 +259,13 @@ def test_another_budget_is_another_run(tmp_path, capsys):
     assert main([*resume, "--eps", "5"]) == 2
     said = capsys.readouterr().err
     assert "nothing to resume" in said and "pass the settings" in said and ".checkpoint" in said
+    assert "there eps is " in said and "not 5.0" in said
+    three.unlink()
+    capsys.readouterr()
+    assert main(resume) == 0, "nothing was typed, and one run of the preset is left"
+    assert "digits-eps3-fast-eps8: " in capsys.readouterr().out
+    assert main([*resume, "--eps", "3"]) == 2
+    assert "there eps is 8.0, not 3.0" in capsys.readouterr().err
 
 
 def test_memory_is_kept_by_the_command_and_by_fit(monkeypatch, capsys):
