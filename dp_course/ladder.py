@@ -71,10 +71,10 @@ PUBLISHED = _rows("published", """
     Tramèr & Boneh 2021 | plain CNN           | 2.38 | 59.2 | none | printed as eps 3; 2.38 by PLD
     Papernot et al. 2021 | tempered sigmoid CNN | 7.53 | 66.2 | none | quoted; paper not read
     De et al. 2022      | WRN-40-4            | 8    | 81.4 | none | read in its abstract
-    De et al., replicated | WRN             | 1    | 56.8 | none | ACSAC 2024; quoted, paper not read
-    De et al., replicated | WRN             | 2    | 62.9 | none | ACSAC 2024; quoted, paper not read
-    De et al., replicated | WRN             | 4    | 69.5 | none | ACSAC 2024; quoted, paper not read
-    De et al., replicated | WRN             | 8    | 78.7 | none | ACSAC 2024; quoted, paper not read
+    De et al., replicated | WRN             | 1    | 56.8 | none | ACSAC 2024; quoted, not read
+    De et al., replicated | WRN             | 2    | 62.9 | none | ACSAC 2024; quoted, not read
+    De et al., replicated | WRN             | 4    | 69.5 | none | ACSAC 2024; quoted, not read
+    De et al., replicated | WRN             | 8    | 78.7 | none | ACSAC 2024; quoted, not read
     Klause et al. 2022  | ScaleNorm ResNet-9  | 8    | 82.5 | none | not replicated
     DP-RandP, Tang et al. 2023 | WRN-16-4     | 1    | 72.3 | synthetic | replicated with 72.5
 """)
