@@ -1,7 +1,8 @@
 """Time and memory of every engine against plain SGD, Opacus and torch.func, in one run.
 
-A second table has the same plain and private step with the network in bfloat16, in units of the
-plain float32 step and of the plain bfloat16 step; with --compile also under torch.compile.
+A second table has the same plain and private step with the network in bfloat16, where the
+processor has it, in units of the plain float32 step and of the plain bfloat16 step; with --compile
+also under torch.compile.
 
     python benchmarks/bench.py [--quick] [--device cuda] [--cases resnet20-128 ...] [--rounds 9]
 
@@ -61,7 +62,8 @@ CASES = {  # network, shape of an example, examples, views (None: not a batch of
     "resnet20-16x16": (resnet20, IMAGE, 16, 16), "wrn16_4-4x16": (wrn16_4, IMAGE, 4, 16)}
 HALF_CASES = ["resnet20-128", "resnet20-256", "wrn16_4-32"]
 HALF = ["plain bf16", "fast bf16"]
-COMPILED = ["plain compiled", "plain bf16 compiled", "fast bf16 compiled"]
+COMPILED = ["plain compiled", "fast compiled"]
+HALF_COMPILED = ["plain bf16 compiled", "fast bf16 compiled"]
 # Opacus has a rule for nn.Conv2d, and takes torch.func for WSConv2d unless it is given one, too
 PLAIN_NETWORK = {resnet20: partial(resnet20, conv=nn.Conv2d),
                  wrn16_4: partial(wrn16_4, conv=nn.Conv2d)}
@@ -204,8 +206,10 @@ def make(case, name, device):
         return plain_step(case, device, "bf16" in name, "compiled" in name)
     if name == "fast bf16":
         return engine_step(case, device, bf16_engine(fast_grad_sum))
-    if name == "fast bf16 compiled":  # the engine runs a compiled model uncompiled: compile itself
-        return engine_step(case, device, torch.compile(bf16_engine(fast_grad_sum)))
+    if name in ("fast compiled", "fast bf16 compiled"):
+        # the engine runs a compiled model uncompiled: compile the engine itself
+        engine = bf16_engine(fast_grad_sum) if "bf16" in name else fast_grad_sum
+        return engine_step(case, device, torch.compile(engine))
     if name == "one at a time":
         return engine_step(case, device, loop_grad_sum)
     if name in OPACUS:
@@ -277,10 +281,17 @@ def half_table(cases):
     return "\n".join(lines)
 
 
+def variants(compiled):
+    "The steps of the second table: those in bfloat16 only where the processor has it."
+    half = has_bfloat16("cpu")
+    return [*(HALF if half else []), *(COMPILED if compiled else []),
+            *(HALF_COMPILED if half and compiled else [])]
+
+
 def run_half(case, rounds, device, compiled):
-    "Time plain and private steps in both precisions, all in the same rounds."
-    print(f"{case}, bfloat16: {rounds} rounds ...", flush=True)
-    names = ["plain SGD", *HALF, *(COMPILED if compiled else []), "fast_grad_sum"]
+    "Time plain and private steps in both precisions and compiled, all in the same rounds."
+    print(f"{case}, variants: {rounds} rounds ...", flush=True)
+    names = ["plain SGD", *variants(compiled), "fast_grad_sum"]
     times, notes = time_case(case, names, rounds, device)
     rows = summarize(times, notes)
     for name, seconds in times.items():
@@ -407,7 +418,7 @@ def main(argv=None):
     cases = {case: run_case(case, ["plain SGD", *names], rounds, args.device, memory)
              for case in args.cases or (["resnet20-128", "cnn26k-512"] if args.quick else CASES)}
     half = {}
-    if args.device == "cpu" and has_bfloat16("cpu") and not args.engines:
+    if args.device == "cpu" and variants(args.compile) and not args.engines:
         chosen = args.cases or (HALF_CASES[:1] if args.quick else HALF_CASES)
         half = {case: run_half(case, rounds, args.device, args.compile)
                 for case in chosen if case in HALF_CASES}

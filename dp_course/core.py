@@ -174,7 +174,7 @@ def _version(package):
 
 def machine(
     packages=("torch", "torchvision", "opacus", "jupyterlab", "nbdev", "dp-accounting"),
-):  # dict: python, system, a version per package (None: not installed), cores, threads, gpu or None
+):  # dict: python, system, versions (None: not installed), cores, threads, cpu, gpu or None
     "Describe what the course runs on, naming no machine and no person."
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"python": platform.python_version(),
@@ -182,4 +182,5 @@ def machine(
             **{p: _version(p) for p in packages},
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),  # decides how sums are rounded
             "gpu": gpu}
