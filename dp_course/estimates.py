@@ -21,6 +21,7 @@ from .dpsgd import FlatClip
 from .encoders import find_start
 from .presets import (
     FEATURES, PRESETS, fit_out, make_config, make_network, planned_steps)
+from .encoded import ENCODED, encoded
 from .public_features import PUBLIC, untrained_features
 from .records import (
     distinct, leading, mean_std, peak_memory_mb, recorded, runs_folders, settings, synchronize)
@@ -41,6 +42,8 @@ def _one(data_name, features):
     data = Examples(x, y)
     if features in PUBLIC:
         return untrained_features(data, features)
+    if features in ENCODED:
+        return encoded(data, "", cache=False)
     return FEATURES[features](data, cache=False) if features else data
 
 
@@ -117,7 +120,8 @@ def missing_start(
     config,  # `Config`
 ):           # "", or in words what is missing
     "Look whether there is the network that a run begins with or whose features it reads."
-    name = config.start or (config.features if config.features in PUBLIC else "")
+    public = config.features if config.features in PUBLIC else ""
+    name = config.start or ENCODED.get(config.features, public)
     if not name or config.data == "digits":
         return ""
     try:

@@ -22,7 +22,8 @@ from torch import nn
 from .accounting import PrivacyPlan
 from .dpsgd import loop_grad_sum
 from .gradients import fast_grad_sum, vmap_grad_sum
-from .leaves import LeafRecipe, leafed, leaves_cnn, leaves_linear
+from .encoded import ENCODED, encoded
+from .leaves import WEIGHTS, LeafRecipe, leafed, leaves_cnn, leaves_linear
 from .models import WSConv2d, four_a_group, papernot_cnn, resnet20, wrn16_4, wrn40_4
 from .public_features import PUBLIC, public_featured
 from .scattering import linear_grad_sum, linear_head, scatter_cnn, scattered
@@ -233,6 +234,8 @@ HEADS = {
     "scatter_cnn": scatter_cnn,
     "leaves_linear": leaves_linear,
     "leaves_coarse": partial(leaves_linear, coarse=1.),
+    "leaves_light": partial(leaves_linear, weights=WEIGHTS | dict(encoder2=1., encoder3=1.)),
+    "leaves_heavy": partial(leaves_linear, weights=WEIGHTS | dict(encoder2=2., encoder3=2.)),
     "leaves_cnn": leaves_cnn,
     "public_linear": linear_head,
 }
@@ -243,6 +246,7 @@ FEATURES = {  # f(data, cache=None) -> data
     "scatter": scattered,
     "leaves": leafed,
     "leaves-1600": partial(leafed, recipe=LeafRecipe(patches=1600)),
+    **{name: partial(encoded, name=start) for name, start in ENCODED.items()},
     **{name: partial(public_featured, name=name, **how) for name, how in PUBLIC.items()},
 }
 
@@ -381,6 +385,12 @@ _LEAVES = dict(
     tuning_runs=28,  # 25 of the trial that chose the features, three rates of ours
 )
 
+_LEAVES_ENCODER = dict(
+    _LEAVES,
+    about="the same, and what an encoder says that has seen only synthetic leaves",
+    features="leaves-encoder",
+)
+
 _LEAVES_CNN = dict(
     _LEAVES,
     about="the same with a small CNN beside the linear model",
@@ -388,6 +398,7 @@ _LEAVES_CNN = dict(
     lr=8.,
     micro_batch=128,
     precision="auto",
+    tuning_runs=32,
 )
 
 # %% ../nbs/workshop/presets.ipynb #a91fd8aa
@@ -410,6 +421,7 @@ _RESNET_START = dict(
 
 _STARTS = {
     "leaves-cnn-eps3": _LEAVES_CNN,
+    "leaves-encoder-eps3": _LEAVES_ENCODER,
     "resnet20-cpu-eps3": _RESNET_CPU,
     "resnet20-synthetic-eps3": _RESNET_START,
 }

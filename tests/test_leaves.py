@@ -2,8 +2,9 @@
 import json
 import math
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from toys import first_digits, generator
 from toys import loss as ce
 
+from dp_course import encoded as E
 from dp_course import leaves as L
 from dp_course import pretrain as P
 from dp_course.accounting import PrivacyPlan
@@ -203,6 +205,25 @@ def test_one_image_moves_the_mean_by_no_more_than_it_pays(kept, scale, coarse):
     assert moved > .999 or scale in (.01, 1.) or math.isnan(scale)
 
 
+def test_the_mean_is_bought_in_the_weights_of_the_model(kept):
+    "Sensitivity and clipped mean belong to the vectors that the model centres."
+    _, data = kept
+    weights = {"scatter": 3., "patches": .1}
+    bought = {}
+
+    def noisy(name, value, sensitivity, sigma):
+        bought.update(sensitivity=sensitivity)
+        return value
+    model = L.leaves_linear(shapes_of(data), 10, weights=weights)
+    plan = SimpleNamespace(unit="example")
+    L.buy_mean(SimpleNamespace(data=data, model=model, plan=plan, noisy=noisy), 10.)
+    rows = L.weighed(data.rows(torch.arange(60))[0], weights)
+    bound = L.feature_bound(shapes_of(data), weights)
+    near(bought["sensitivity"], bound/60, 1e-12)
+    factors = (bound/rows.norm(dim=1, keepdim=True)).clamp(max=1)
+    near(model.mean, (factors*rows).mean(0), 1e-5)
+
+
 def test_on_leaves_the_bound_is_the_length_of_a_feature_vector():
     describe = L.LeafFeatures(FEW, (1, 8, 8))
     f = describe(L.leaf_images(70, 8, seed=5)[:, :1])
@@ -346,6 +367,64 @@ def test_impossible_settings_are_refused():
             P.Pretraining(**bad)
 
 
+# -- an encoder's maps -----------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class SimpleToy:
+    model: str = "transfer_cnn"
+
+
+def large_digits(n=12, held=4):
+    d = first_digits(n, held)
+    return d.replace(train_x=d.train_x.repeat(1, 3, 4, 4), test_x=d.test_x.repeat(1, 3, 4, 4))
+
+
+def written(folder, seed):
+    torch.manual_seed(seed)
+    path = folder/f"{seed}.pt"
+    save_encoder(resnet20(), TOY, 1000*seed, path)
+    return str(path)
+
+
+def test_the_maps_of_an_encoder_stand_beside_the_others(tmp_path, monkeypatch):
+    one, two = (written(tmp_path, seed) for seed in (1, 2))
+    given = large_digits()
+    data = E.encoded(given, one, FEW, tmp_path)
+    assert {name: v.shape for name, v in data.train_x.items()} == {
+        "scatter": (12, 243, 8, 8), "patches": (12, 40, 4, 4),
+        "encoder2": (12, 32, 4, 4), "encoder3": (12, 64, 4, 4)}
+    assert "synthetic leaves, encoder of 1,000 views" in data.name
+    other = E.encoded(given, two, FEW, tmp_path)  # other weights have other files
+    assert not np.array_equal(data.train_x["encoder3"], other.train_x["encoder3"])
+    assert np.array_equal(data.train_x["patches"], other.train_x["patches"])
+    monkeypatch.setattr(L, "_fresh_features", None)  # nothing is computed again
+    again = E.encoded(given, one, FEW, tmp_path)
+    for part in ("train_x", "test_x"):
+        for name, v in getattr(data, part).items():
+            assert np.array_equal(getattr(again, part)[name], v)
+
+
+def test_an_encoder_looks_at_one_image_at_a_time():
+    x = large_digits().train_x
+    describe = E.EncoderMaps("", (3, 32, 32), 30)
+    found, others = describe(x[:6]), describe(torch.cat([x[4:5], 255 - x]))
+    for name, m in found.items():
+        near(others[name][0].float(), m[4].float(), 2e-2)  # float16 of sums in another order
+        near(describe(x[:6].flip(-1))[name].float(), m.float(), 2e-2)
+    grey = E.EncoderMaps("", (1, 32, 32), 30)
+    near(grey(x[:6, :1])["encoder3"].float(), found["encoder3"].float(), 2e-2)
+
+
+def test_what_is_no_encoder_for_images_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no encoder"):
+        E.encoded(large_digits(), str(tmp_path/"none.pt"), FEW, tmp_path)
+    with pytest.raises(ValueError, match="2 channels"):
+        E.EncoderMaps("", (2, 32, 32))
+    save_encoder(resnet20(), SimpleToy(), 10, tmp_path/"other.pt")
+    with pytest.raises(ValueError, match="transfer_cnn.*dp-pretrain"):
+        E.load_encoder(str(tmp_path/"other.pt"))
+
+
 # -- the first phase, presets, recipes -------------------------------------------------------------
 
 def begun(steps=4, head=2, engine=fast_grad_sum):
@@ -413,10 +492,12 @@ def test_the_plan_pays_for_the_mean():
     assert plan.epsilon_after(120) <= 3
 
 
-@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6)])
+@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6),
+                      ("leaves-encoder-eps3-fast", .6)])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
     small = partial(L.leafed, recipe=FEW, cache=tmp_path)
     monkeypatch.setitem(FEATURES, "leaves", small)
+    monkeypatch.setitem(FEATURES, "leaves-encoder", partial(E.encoded, recipe=FEW, cache=tmp_path))
     config = make_config(preset)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=4),
                 Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
