@@ -88,7 +88,7 @@ def load_encoder(
         load_start(model, name)
     return model.to(memory_format=torch.channels_last).eval(), about
 
-
+# %% ../nbs/workshop/encoded.ipynb #5db2c51a
 class EncoderMaps:
     "The maps of a frozen encoder for images of one shape, in the unit that leaves give them."
     def __init__(
