@@ -156,7 +156,7 @@ def rehearse(
         "a step": f"about {in_words(seconds)} ({how})",
         "in all": f"about {in_words(seconds*steps)} for {steps} steps, without tests"
                   + " and features"*bool(config.features),
-        "memory": f"{peak_memory_mb(trainer.device)} MiB at most, and {size:.0f} MiB of data",
+        "memory": f"{peak_memory_mb(trainer.device)} MiB here, {size:.0f} of data, more for tests",
         "data": f"{config.data}: {missing or 'there'}",
     }
     if without:
