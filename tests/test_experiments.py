@@ -6,13 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dp_course.accounting import epsilon
+from dp_course.core import near
 from dp_course.data import load
 from dp_course.records import flat_row, read_runs, sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from experiments import classes, clipping, harness, scaling, tricks  # noqa: E402
+from experiments import classes, clipping, harness, kernels, scaling, tricks  # noqa: E402
 
 RECIPES = {recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)}
 
@@ -180,3 +182,38 @@ def test_a_recorded_row_of_the_scaling_sweep_comes_out_again(real):
     row = flat_row(scaling.run(cell)[0])
     recorded, = (r for r in rows if scaling.key(r) == scaling.key(cell))
     comes_out(row, recorded, ("sigma", "q", "parameters", "epochs", "tested_on"))
+
+
+# ---- weights by kernels
+
+def toy_maps(n, seed):
+    "Ten classes, told apart by one map and not by the other."
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 10
+    says = F.one_hot(y, 10).float() + .3*torch.randn(n, 10, generator=g)
+    return {"says": says.view(n, 10, 1, 1), "dice": torch.randn(n, 6, 2, 2, generator=g)}, y
+
+
+def test_a_sum_of_kernels_is_the_kernel_of_weighed_maps():
+    (fitted, _), (held, _) = toy_maps(40, 0), toy_maps(20, 1)
+    weights = {"says": 1.5, "dice": .5}
+    one = {name: kernels.kernel_of(fitted[name], held[name], columns=7) for name in fitted}
+    both = [torch.cat([w*x[name].flatten(1) for name, w in weights.items()], 1)
+            for x in (fitted, held)]
+    want = kernels.kernel_of(*both)
+    unit = want[0].diagonal().mean()
+    near(kernels.mixed(one, weights), [part/unit for part in want], 1e-5)
+
+
+def test_the_map_that_says_something_is_worth_its_weight():
+    (fitted, y), (held, held_y) = toy_maps(300, 0), toy_maps(200, 1)
+    found = {name: kernels.kernel_of(fitted[name], held[name]) for name in fitted}
+    noise = kernels.noise_per_ridge(kernels.PRESET)
+    assert 2e-5 < noise < 5e-5
+
+    def accuracy(noise=noise, **weights):
+        return kernels.judged(kernels.mixed(found, weights), y, held_y, noise)["accuracy"]
+    assert accuracy(says=1., dice=0.) > .9
+    assert accuracy(says=1., dice=0.) > accuracy(says=1., dice=3.) > accuracy(says=0., dice=1.)
+    assert accuracy(says=0., dice=1.) < .25  # .1 is guessing, 200 images: .02 either way
+    assert accuracy(says=1., dice=0., noise=100*noise) < .6
