@@ -476,6 +476,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                 'dp_course/checks_scaling.py'),
                                           'dp_course.checks_scaling._enough': ( 'workshop/checks_scaling.html#_enough',
                                                                                 'dp_course/checks_scaling.py'),
+                                          'dp_course.checks_scaling._row': ( 'workshop/checks_scaling.html#_row',
+                                                                             'dp_course/checks_scaling.py'),
                                           'dp_course.checks_scaling._share': ( 'workshop/checks_scaling.html#_share',
                                                                                'dp_course/checks_scaling.py'),
                                           'dp_course.checks_scaling.check_advise': ( 'workshop/checks_scaling.html#check_advise',

@@ -6,6 +6,8 @@
 __all__ = ['check_crossover', 'check_smallest_batch', 'check_advise', 'check_enough_steps']
 
 # %% ../nbs/workshop/checks_scaling.ipynb #2f705cef
+from functools import lru_cache
+
 import torch
 
 from .exercises import Trial
@@ -40,6 +42,7 @@ def check_crossover(
     return trial.card()
 
 # %% ../nbs/workshop/checks_scaling.ipynb #69f90fbe
+@lru_cache(None)  # the answer and the slips ask for the same
 def _share(n, b, eps, delta, epochs):
     row, = sigma_table(n, [b], eps=eps, delta=delta, epochs=epochs)
     ceiling = snr_ceiling(n, eps=eps, delta=delta)
@@ -74,10 +77,15 @@ def check_smallest_batch(
     return trial.card()
 
 # %% ../nbs/workshop/checks_scaling.ipynb #ef365d69
+@lru_cache(None)
+def _row(n, b, steps, eps, delta):
+    return sigma_table(n, [b], eps=eps, delta=delta, steps=steps)[0]
+
+
 def _advice(n, eps, delta, lr, batch_size, steps, factor, best=max, carry=matched_lr):
     "Try every split of `factor` between batch and steps."
     def row(b, t):
-        return sigma_table(n, [b], eps=eps, delta=delta, steps=t)[0]
+        return _row(n, b, t, eps, delta)
 
     def run(r):
         return r["batch_size"], r["steps"], r["sigma"]
