@@ -130,10 +130,10 @@ def encoded(
 ):                             # `Examples` of dicts: scatter, patches, encoder2, encoder3
     "Turn a data set into leaf features and what an encoder says."
     # ValueError: rows that are no images. FileNotFoundError: no such encoder
-    base = leafed(data, recipe, cache)
     if data.train_x.shape[-1] < _SMALLEST:
         name = ""
-    model, about = load_encoder(name)
+    model, about = load_encoder(name)  # first: leaf features take minutes
+    base = leafed(data, recipe, cache)
     weights = [v.numpy() for v in encoder_state(model).values()]
     settings = [f"encoder 1, {recipe.synthetic}", *weights]  # 1: the format of the files
     make = partial(EncoderMaps, name, synthetic=recipe.synthetic)

@@ -389,6 +389,7 @@ _LEAVES_ENCODER = dict(
     _LEAVES,
     about="the same, and what an encoder says that has seen only synthetic leaves",
     features="leaves-encoder",
+    tuning_runs=53,  # and 25 fits of kernels that compared maps and weights
 )
 
 _LEAVES_CNN = dict(
