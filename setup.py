@@ -22,7 +22,10 @@ setup(
     packages=[cfg["lib_name"], f"{cfg['lib_name']}.runs"],
     # the records that the lessons quote travel with the package
     package_dir={f"{cfg['lib_name']}.runs": "runs"},
-    package_data={f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"]},
+    package_data={
+        f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"],
+        cfg["lib_name"]: ["starts/*.pt"],  # encoders that have seen nobody
+    },
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={

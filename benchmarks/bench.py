@@ -408,28 +408,35 @@ def parse(argv):
     return args
 
 
+def runs(args):
+    "All cases, one after the other: (part of the record, name, rows)."
+    names = args.engines or [*OURS, *OPACUS, *([] if args.quick else ["one at a time"])]
+    rounds = args.rounds or (3 if args.quick else 9)
+    memory = not (args.quick or args.no_memory)
+    for case in args.cases or (["resnet20-128", "cnn26k-512"] if args.quick else CASES):
+        yield "cases", case, run_case(case, ["plain SGD", *names], rounds, args.device, memory)
+    if args.device == "cpu" and variants(args.compile) and not args.engines:
+        for case in args.cases or (HALF_CASES[:1] if args.quick else HALF_CASES):
+            if case in HALF_CASES:
+                yield "bf16", case, run_half(case, rounds, args.device, args.compile)
+
+
 def main(argv=None):
     args = parse(argv)
     if args.peak:
         return peak_here(*args.peak, args.device)
-    names = args.engines or [*OURS, *OPACUS, *([] if args.quick else ["one at a time"])]
-    rounds = args.rounds or (3 if args.quick else 9)
-    memory = not (args.quick or args.no_memory)
-    cases = {case: run_case(case, ["plain SGD", *names], rounds, args.device, memory)
-             for case in args.cases or (["resnet20-128", "cnn26k-512"] if args.quick else CASES)}
-    half = {}
-    if args.device == "cpu" and variants(args.compile) and not args.engines:
-        chosen = args.cases or (HALF_CASES[:1] if args.quick else HALF_CASES)
-        half = {case: run_half(case, rounds, args.device, args.compile)
-                for case in chosen if case in HALF_CASES}
     today = datetime.date.today().isoformat()
-    result = dict(date=today, machine=machine(), device=args.device, malloc=MALLOC, cases=cases,
-                  bf16=half, load=os.getloadavg(), how=HOW)
-    args.out.mkdir(parents=True, exist_ok=True)
     stem = args.out/f"{today}-bench-{args.device}{'-quick' if args.quick else ''}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(cases, stem.with_suffix(".png"))
-    print("", table(cases), "", half_table(half), "",
+    args.out.mkdir(parents=True, exist_ok=True)
+    result = dict(date=today, machine=machine(), device=args.device, malloc=MALLOC, cases={},
+                  bf16={}, how=HOW)
+    for part, case, rows in runs(args):
+        result[part][case] = rows
+        result["load"] = os.getloadavg()
+        # after every case: a run that is stopped keeps what it has
+        stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    draw(result["cases"], stem.with_suffix(".png"))
+    print("", table(result["cases"]), "", half_table(result["bf16"]), "",
           ", ".join(f"{k} {v}" for k, v in result["machine"].items()),
           f"written: {stem.name}.json, .png", sep="\n")
     if not args.quick and not args.cases:

@@ -8,6 +8,7 @@ __all__ = ['ENCODERS', 'ENCODED', 'stage_maps', 'encoder_parts', 'encoder_featur
 # %% ../nbs/workshop/encoded.ipynb #81523a91
 import json
 from functools import partial
+from hashlib import sha256
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +123,14 @@ ENCODED = {"leaves-encoder": "resnet20-synthetic"}  # features -> the encoder th
 _SMALLEST = 32  # pixels: no encoder was trained on less
 
 
+def _named(model, about):
+    "An encoder in words, with a fingerprint of its weights."
+    if not about["views_seen"]:
+        return "untrained encoder"
+    weights = b"".join(v.numpy().tobytes() for v in encoder_state(model).values())
+    return f"encoder {sha256(weights).hexdigest()[:8]} of {about['views_seen']:,} views"
+
+
 def encoded(
     data,                      # `Examples` of images: tensors (n,c,h,w) uint8
     name="resnet20-synthetic", # as for `load_encoder`
@@ -141,5 +150,4 @@ def encoded(
     parts = {"train_x": base.train_x | beside.train_x}
     if data.test_x is not None:
         parts["test_x"] = base.test_x | beside.test_x
-    seen = f"encoder of {about['views_seen']:,} views" if name else "untrained encoder"
-    return base.replace(**parts, name=f"{base.name[:-1]}, {seen})")
+    return base.replace(**parts, name=f"{base.name[:-1]}, {_named(model, about)})")

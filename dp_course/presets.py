@@ -229,13 +229,19 @@ MODELS = {
 }
 
 # %% ../nbs/workshop/presets.ipynb #3565eaa6
+def _weighing(w):
+    "Make a linear model for which both maps of an encoder count `w` times."
+    return partial(leaves_linear, weights=WEIGHTS | {"encoder2": w, "encoder3": w})
+
+
 HEADS = {
     "scatter_linear": linear_head,
     "scatter_cnn": scatter_cnn,
     "leaves_linear": leaves_linear,
     "leaves_coarse": partial(leaves_linear, coarse=1.),
-    "leaves_light": partial(leaves_linear, weights=WEIGHTS | dict(encoder2=1., encoder3=1.)),
-    "leaves_heavy": partial(leaves_linear, weights=WEIGHTS | dict(encoder2=2., encoder3=2.)),
+    "leaves_light": _weighing(1.),
+    "leaves_heavy": _weighing(2.),
+    "leaves_heavier": _weighing(2.8),
     "leaves_cnn": leaves_cnn,
     "public_linear": linear_head,
 }
@@ -250,6 +256,7 @@ FEATURES = {  # f(data, cache=None) -> data
     **{name: partial(public_featured, name=name, **how) for name, how in PUBLIC.items()},
 }
 
+# %% ../nbs/workshop/presets.ipynb #dae70412
 ENGINES = {
     "fast": fast_grad_sum,
     "vmap": vmap_grad_sum,
@@ -389,7 +396,8 @@ _LEAVES_ENCODER = dict(
     _LEAVES,
     about="the same, and what an encoder says that has seen only synthetic leaves",
     features="leaves-encoder",
-    tuning_runs=53,  # and 25 fits of kernels that compared maps and weights
+    model="leaves_heavy",
+    tuning_runs=67,  # 36 of leaves before it, 25 fits of kernels, six of its own
 )
 
 _LEAVES_CNN = dict(
@@ -407,9 +415,11 @@ _RESNET_CPU = dict(
     _RESNET,
     about="ResNet-20 on a CPU: batch 4096, 400 steps without views, averaged weights",
     epochs=400*4096/50_000,
+    lr=4.,
     views=0,
     ema=.99,
     micro_batch=128,
+    tuning_runs=3,
 )
 
 _RESNET_START = dict(
@@ -417,12 +427,13 @@ _RESNET_START = dict(
     about="ResNet-20 begun on synthetic leaves, 300 steps on a CPU",
     start="resnet20-synthetic",
     head_steps=100,
+    lr=2.,
+    tuning_runs=0,
     epochs=300*4096/50_000,
 )
 
 _STARTS = {
     "leaves-cnn-eps3": _LEAVES_CNN,
-    "leaves-encoder-eps3": _LEAVES_ENCODER,
     "resnet20-cpu-eps3": _RESNET_CPU,
     "resnet20-synthetic-eps3": _RESNET_START,
 }
@@ -631,6 +642,7 @@ _FULL = {
     **_at_budgets("scatter-linear", _LINEAR, 1, 2, 2.38, 5, 8),
     **_at_budgets("scatter-cnn", _CNN, 2.38),
     **_at_budgets("leaves-linear", _LEAVES, 1, 2, 5, 8),
+    **_at_budgets("leaves-encoder", _LEAVES_ENCODER, 1, 2, 5, 8),
     **_STARTS,
     **_BOUNDED,
     **_at_budgets("public-linear", _PUBLIC_LINEAR, 1, 2, 8),

@@ -33,6 +33,11 @@ IMAGES = {  # training images, and the shape of one
 }
 
 
+def _origin(data):
+    "Where features came from: what stands in the last brackets of a data set's name."
+    return data.name.rpartition(" (")[2].removesuffix(")")
+
+
 def describe_network(
     config,  # `Config`
     data,    # `Examples`, as the trainer has them
@@ -43,6 +48,7 @@ def describe_network(
         "model": config.model,
         "data": config.data,
         "features": config.features,
+        "origin": _origin(data) if config.features else "",
         "new_head": config.new_head,
         "learns": config.learns,
         "image": list(IMAGES[config.data][1]),
@@ -104,10 +110,18 @@ def prepared(
     y=None,    # (b,) labels; default: zeros, for images without
 ):             # `Examples` whose test part they are, as the network takes them
     "Normalize images, or turn them into features, as in training."
+    # ValueError: the features would be other ones than in training
     y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
     about = self.about
     data = Examples(x[:1], y[:1], x, y, mean=about["mean"], std=about["std"])
-    return FEATURES[about["features"]](data, cache=False) if about["features"] else data
+    if not about["features"]:
+        return data
+    data = FEATURES[about["features"]](data, cache=False)
+    if about.get("origin", _origin(data)) != _origin(data):
+        raise ValueError(f"this network was trained on features from {about['origin']!r}, and "
+                         f"here they would be from {_origin(data)!r}: use the version of "
+                         "dp_course, or the encoder, that it was trained with")
+    return data
 
 
 @patch_to(Released)

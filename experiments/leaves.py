@@ -3,9 +3,9 @@
     python -m experiments leaves linear       3 rates, 120 steps each
     python -m experiments leaves wide         twice the patches, and quarters that count twice
     python -m experiments leaves coarse       quarters that count twice, the usual patches
-    python -m experiments leaves encoder      an encoder's maps beside them: 3 rates, 2 weights
+    python -m experiments leaves encoder      an encoder's maps beside: 3 rates, 3 weights more
     python -m experiments leaves cnn          4 settings, 120 steps
-    python -m experiments leaves resnet       ResNet-20 for a CPU: 6 settings, 100 of 400 steps
+    python -m experiments leaves resnet       ResNet-20 for a CPU: 4 rates, 100 of 400 steps
     python -m experiments leaves synthetic    ... from an encoder: 5 settings, 150 of 300 steps
 
 All on 45,000 training images and judged on the 5,000 others (`n_val`), never on the test set, at
@@ -91,13 +91,12 @@ PARTS = {
                  dict(model="leaves_coarse", lr=2.), features="leaves-1600"),
     "coarse": grid("leaves-linear-eps3", *(dict(lr=lr) for lr in (1., 2., 4.)),
                    model="leaves_coarse"),
-    "encoder": grid("leaves-encoder-eps3", *(dict(lr=lr) for lr in (2., 4., 8.)),
-                    dict(model="leaves_light"), dict(model="leaves_heavy")),
+    "encoder": grid("leaves-encoder-eps3",
+                    *(dict(model="leaves_linear", lr=lr) for lr in (2., 4., 8.)),
+                    *(dict(model=f"leaves_{w}") for w in ("light", "heavy", "heavier"))),
     "cnn": grid("leaves-cnn-eps3", *(dict(lr=lr) for lr in (4., 8., 12.)),
                 dict(lr=8., schedule="constant")),
-    "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 2., 4.)),
-                   dict(lr=.4, momentum=.9), dict(lr=4., schedule="linear"),
-                   dict(lr=2., views=1), stop=100),
+    "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 4., 8., 2.)), stop=100),
     "synthetic": grid("resnet20-synthetic-eps3", dict(lr=1.), dict(lr=2.), dict(lr=4.),
                       dict(lr=2., head_steps=50), dict(lr=2., head_steps=0), stop=150),
 }

@@ -1,6 +1,7 @@
 "Leaves against a slow painter, patches against windows, the cache, the mean, pre-training."
 import json
 import math
+import re
 import warnings
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ from dp_course.engines import fast_grad_sum
 from dp_course.models import resnet20, wide_resnet
 from dp_course.presets import FEATURES, make_config, make_plan
 from dp_course.records import Record, read_record
+from dp_course.releases import Released, describe_network
 from dp_course.train import make_trainer, run
 from dp_course.trainer import Trainer
 from experiments import harness
@@ -380,6 +382,7 @@ def large_digits(n=12, held=4):
 
 
 def written(folder, seed):
+    folder.mkdir(exist_ok=True)
     torch.manual_seed(seed)
     path = folder/f"{seed}.pt"
     save_encoder(resnet20(), TOY, 1000*seed, path)
@@ -393,7 +396,7 @@ def test_the_maps_of_an_encoder_stand_beside_the_others(tmp_path, monkeypatch):
     assert {name: v.shape for name, v in data.train_x.items()} == {
         "scatter": (12, 243, 8, 8), "patches": (12, 40, 4, 4),
         "encoder2": (12, 32, 4, 4), "encoder3": (12, 64, 4, 4)}
-    assert "synthetic leaves, encoder of 1,000 views" in data.name
+    assert re.search("synthetic leaves, encoder [0-9a-f]{8} of 1,000 views", data.name)
     other = E.encoded(given, two, FEW, tmp_path)  # other weights have other files
     assert not np.array_equal(data.train_x["encoder3"], other.train_x["encoder3"])
     assert np.array_equal(data.train_x["patches"], other.train_x["patches"])
@@ -490,6 +493,37 @@ def test_the_plan_pays_for_the_mean():
     assert plan.steps == 120 and plan.releases == (10.,)
     assert abs(plan.sigma - 2.7237) < 2e-4
     assert plan.epsilon_after(120) <= 3
+
+
+def test_the_encoder_that_comes_with_the_course():
+    "It is found by its name, and it says how it was made."
+    model, about = E.load_encoder("resnet20-synthetic")
+    assert about["model"] == "resnet20" and about["data"] == "synthetic leaves, textured"
+    assert about["views_seen"] == 2*about["batch_size"]*(about["views"]//512)
+    assert sum(p.numel() for p in encoder_state(model).values()) == 272_474 - 650
+
+
+def test_a_release_is_not_tested_on_features_of_another_encoder(tmp_path, monkeypatch):
+    "Same shapes, same number of views, other weights."
+    one, two = (written(tmp_path/name, 1) for name in "ab")
+    weights = torch.load(two, weights_only=True)
+    weights["weights"]["0.weight"] *= 2
+    save_atomic(weights, two)
+    given = large_digits()
+
+    def made_by(encoder):
+        return partial(E.encoded, name=encoder, recipe=FEW)
+
+    config = make_config("leaves-encoder-eps3", data="cifar10")
+    about = describe_network(config, made_by(one)(given, cache=False))
+    released = Released(None, about, "")
+    monkeypatch.setitem(FEATURES, "leaves-encoder", made_by(one))
+    assert len(released.prepared(given.test_x).test_x["encoder3"]) == 4
+    monkeypatch.setitem(FEATURES, "leaves-encoder", made_by(two))
+    with pytest.raises(ValueError, match="trained on features from 'synthetic leaves, encoder"):
+        released.prepared(given.test_x)
+    del about["origin"]  # a file of an older version does not say
+    assert len(released.prepared(given.test_x).test_x["encoder3"]) == 4
 
 
 @by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6),

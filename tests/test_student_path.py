@@ -64,7 +64,7 @@ def home(clone, tmp_path_factory):
     return folder
 
 
-def test_the_wheel_holds_the_command_and_the_records(wheel, clone):
+def test_the_wheel_holds_the_command_the_records_and_the_encoder(wheel, clone):
     with zipfile.ZipFile(wheel) as archive:
         listed = archive.namelist()
         entry = next(name for name in listed if name.endswith("entry_points.txt"))
@@ -72,6 +72,7 @@ def test_the_wheel_holds_the_command_and_the_records(wheel, clone):
     assert "dp-train=dp_course.train:main" in scripts
     records = {name for name in listed if name.startswith("dp_course/runs/")}
     assert len(records) == len([p for p in (clone/"runs").iterdir() if "json" in p.suffix])
+    assert "dp_course/starts/resnet20-synthetic.pt" in listed
 
 
 ALONE = """
