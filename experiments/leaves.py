@@ -6,6 +6,7 @@
     python -m experiments leaves encoder      an encoder's maps beside: 3 rates, 3 weights more
     python -m experiments leaves cnn          4 settings, 120 steps
     python -m experiments leaves resnet       ResNet-20 for a CPU: 4 rates, 100 of 400 steps
+    python -m experiments leaves momentum     ... with the report's momentum and batch: 4 settings
     python -m experiments leaves synthetic    ... from an encoder: 5 settings, 150 of 300 steps
 
 All on 45,000 training images and judged on the 5,000 others (`n_val`), never on the test set, at
@@ -39,9 +40,9 @@ def images(preset, features):
 def config_of_cell(cell):
     "The preset at the same sampling rate on the smaller training set."
     given = {key: value for key, value in cell.items() if key in FIELDS}
-    config = make_config(cell["base"], **given)
+    batch = cell.get("batch") or make_config(cell["base"]).batch_size
     left = (N - SPLIT)/N
-    return make_config(cell["base"], **given, n_val=SPLIT, batch_size=left*config.batch_size)
+    return make_config(cell["base"], **given, n_val=SPLIT, batch_size=left*batch)
 
 
 def run(
@@ -68,7 +69,7 @@ def run(
 
 
 def key(row):
-    return tuple(row.get(name) for name in ("base", "seed", *FIELDS, "stop"))
+    return tuple(row.get(name) for name in ("base", "seed", *FIELDS, "batch", "stop"))
 
 
 def grid(preset, *settings, **same):
@@ -97,6 +98,8 @@ PARTS = {
     "cnn": grid("leaves-cnn-eps3", *(dict(lr=lr) for lr in (4., 8., 12.)),
                 dict(lr=8., schedule="constant")),
     "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 4., 8., 2.)), stop=100),
+    "momentum": grid("resnet20-cpu-eps3", dict(lr=.5), dict(lr=.25), dict(lr=1.),
+                     dict(lr=5., momentum=0.), momentum=.9, batch=2048, stop=150),
     "synthetic": grid("resnet20-synthetic-eps3", dict(lr=1.), dict(lr=2.), dict(lr=4.),
                       dict(lr=2., head_steps=50), dict(lr=2., head_steps=0), stop=150),
 }
