@@ -54,7 +54,7 @@ def _lengths(rows, b):  # ((k b),...) -> (b)
     return vector_norm(rows.reshape(len(rows)//b, b, -1), dim=(0, 2), dtype=wide)
 
 # %% ../nbs/workshop/layers.ipynb #ca7e66fd
-_PIECE = 2**20  # numbers at a time: their float32 copy, 4 MB, stays in the processor's cache
+_PIECE = 2**18  # numbers at a time: their float32 copy, 1 MB, stays in a core's cache
 
 
 def _in_pieces(rows):  # (b,...) -> list of (n,...)

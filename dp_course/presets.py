@@ -413,13 +413,15 @@ _LEAVES_CNN = dict(
 # %% ../nbs/workshop/presets.ipynb #a91fd8aa
 _RESNET_CPU = dict(
     _RESNET,
-    about="ResNet-20 on a CPU: batch 4096, 400 steps without views, averaged weights",
-    epochs=400*4096/50_000,
-    lr=4.,
+    about="ResNet-20 on a CPU: batch 2048, 1000 steps without views, averaged weights",
+    batch_size=2048,
+    epochs=1000*2048/50_000,
+    lr=.5,
+    momentum=.9,
     views=0,
     ema=.99,
     micro_batch=128,
-    tuning_runs=3,
+    tuning_runs=4,
 )
 
 _RESNET_START = dict(
@@ -427,9 +429,11 @@ _RESNET_START = dict(
     about="ResNet-20 begun on synthetic leaves, 300 steps on a CPU",
     start="resnet20-synthetic",
     head_steps=100,
-    lr=2.,
-    tuning_runs=0,
+    batch_size=4096,
     epochs=300*4096/50_000,
+    lr=2.,
+    momentum=0.,
+    tuning_runs=0,
 )
 
 _STARTS = {

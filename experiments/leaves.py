@@ -5,8 +5,8 @@
     python -m experiments leaves coarse       quarters that count twice, the usual patches
     python -m experiments leaves encoder      an encoder's maps beside: 3 rates, 3 weights more
     python -m experiments leaves cnn          4 settings, 120 steps
-    python -m experiments leaves resnet       ResNet-20 for a CPU: 4 rates, 100 of 400 steps
-    python -m experiments leaves momentum     ... with the report's momentum and batch: 4 settings
+    python -m experiments leaves resnet       ResNet-20 for a CPU: 3 rates, 100 of 400 steps
+    python -m experiments leaves momentum     ... with the report's rate, momentum and batch
     python -m experiments leaves synthetic    ... from an encoder: 5 settings, 150 of 300 steps
 
 All on 45,000 training images and judged on the 5,000 others (`n_val`), never on the test set, at
@@ -28,7 +28,7 @@ from experiments.harness import lines_of
 
 NAME = "leaves"
 SPLIT, N = 5000, 50_000
-FIELDS = "features model lr momentum schedule ema views head_steps".split()  # what is tried
+FIELDS = "features model epochs lr momentum schedule ema views head_steps".split()  # what is tried
 
 
 @lru_cache(maxsize=1)
@@ -40,9 +40,8 @@ def images(preset, features):
 def config_of_cell(cell):
     "The preset at the same sampling rate on the smaller training set."
     given = {key: value for key, value in cell.items() if key in FIELDS}
-    batch = cell.get("batch") or make_config(cell["base"]).batch_size
     left = (N - SPLIT)/N
-    return make_config(cell["base"], **given, n_val=SPLIT, batch_size=left*batch)
+    return make_config(cell["base"], **given, n_val=SPLIT, batch_size=left*cell["batch"])
 
 
 def run(
@@ -69,7 +68,9 @@ def run(
 
 
 def key(row):
-    return tuple(row.get(name) for name in ("base", "seed", *FIELDS, "batch", "stop"))
+    "The batch of a record is that of the smaller set, and `batch` that of the whole one."
+    batch = row.get("batch") or row["batch_size"]*N/(N - SPLIT)
+    return *(row.get(name) for name in ("base", "seed", *FIELDS, "stop")), round(batch)
 
 
 def grid(preset, *settings, **same):
@@ -80,11 +81,14 @@ def grid(preset, *settings, **same):
         found = []
         for setting in settings:
             usual = {name: getattr(config, name) for name in FIELDS}
-            told = dict(stage="tune", base=preset, seed=0)
+            told = dict(stage="tune", base=preset, seed=0, batch=config.batch_size)
             found.append(told | usual | same | setting)
         return found
     return cells
 
+
+SHORT = dict(epochs=400*4096/N, stop=100)  # a plan of 400 steps of 4096
+SMALLER = SHORT | dict(batch=2048, stop=150)
 
 PARTS = {
     "linear": grid("leaves-linear-eps3", *(dict(lr=lr) for lr in (2., 4., 8.))),
@@ -97,9 +101,9 @@ PARTS = {
                     *(dict(model=f"leaves_{w}") for w in ("light", "heavy", "heavier"))),
     "cnn": grid("leaves-cnn-eps3", *(dict(lr=lr) for lr in (4., 8., 12.)),
                 dict(lr=8., schedule="constant")),
-    "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 4., 8., 2.)), stop=100),
-    "momentum": grid("resnet20-cpu-eps3", dict(lr=.5), dict(lr=.25), dict(lr=1.),
-                     dict(lr=5., momentum=0.), momentum=.9, batch=2048, stop=150),
+    "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 4., 8.)),
+                   momentum=0., batch=4096, **SHORT),
+    "momentum": grid("resnet20-cpu-eps3", dict(lr=.5), momentum=.9, **SMALLER),
     "synthetic": grid("resnet20-synthetic-eps3", dict(lr=1.), dict(lr=2.), dict(lr=4.),
                       dict(lr=2., head_steps=50), dict(lr=2., head_steps=0), stop=150),
 }
