@@ -958,6 +958,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                      'dp_course.estimates._one': ('workshop/estimates.html#_one', 'dp_course/estimates.py'),
                                      'dp_course.estimates._records': ('workshop/estimates.html#_records', 'dp_course/estimates.py'),
                                      'dp_course.estimates._seconds': ('workshop/estimates.html#_seconds', 'dp_course/estimates.py'),
+                                     'dp_course.estimates._there': ('workshop/estimates.html#_there', 'dp_course/estimates.py'),
                                      'dp_course.estimates.image_seconds': ( 'workshop/estimates.html#image_seconds',
                                                                             'dp_course/estimates.py'),
                                      'dp_course.estimates.in_words': ('workshop/estimates.html#in_words', 'dp_course/estimates.py'),

@@ -107,7 +107,7 @@ examples:
 def _epilog():
     "Every preset in a line of its own, and examples."
     full = [name for name in PRESETS if not name.endswith("-fast")]
-    return _PRESETS + "\n".join(f"  {name:23}{PRESETS[name]['about']}" for name in full) + _EXAMPLES
+    return _PRESETS + "\n".join(f"  {name:24}{PRESETS[name]['about']}" for name in full) + _EXAMPLES
 
 # %% ../nbs/workshop/command.ipynb #c5fb9a83
 class Parser(argparse.ArgumentParser):

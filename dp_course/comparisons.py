@@ -86,7 +86,7 @@ def grouped(
     return {name: distinct(group) for name, group in groups.items()}
 
 # %% ../nbs/workshop/comparisons.ipynb #868a3fc8
-COLUMNS = "run", "eps", "seeds", "accuracy %", "minutes", "cores", "tuned", "other images"
+COLUMNS = "run", "eps", "seeds", "accuracy %", "minutes", "threads", "tuned", "other images"
 
 
 def _span(texts):

@@ -260,8 +260,11 @@ def test_rows(
 
 
 @lru_cache
-def _per_channel(values, device):
+def _per_channel(values, channels, device):
     "Constants beside the pixels; cached, so that a training step copies nothing to the device."
+    if len(values) not in (1, channels):
+        raise ValueError(f"{len(values)} constants, {values}, for images of {channels} channels: "
+                         "mean and std have one number, or one for each channel")
     constants = torch.tensor(values, device=device)
     return constants[0] if len(values) == 1 else constants.view(-1, 1, 1)
 
@@ -275,7 +278,9 @@ def normalize(
     def leaf(v):
         if v.dtype != torch.uint8:
             return v
-        return (v/255 - _per_channel(self.mean, v.device))/_per_channel(self.std, v.device)
+        channels = v.shape[-3] if v.dim() > 2 else 1
+        mean, std = (_per_channel(each, channels, v.device) for each in (self.mean, self.std))
+        return (v/255 - mean)/std
     return self._normalize(x) if self._normalize else tree_map(leaf, x)
 
 # %% ../nbs/workshop/data.ipynb #125bf052

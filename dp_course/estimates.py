@@ -19,6 +19,7 @@ from .core import default_device, pick_device
 from .data import Examples
 from .dpsgd import FlatClip
 from .encoders import find_start
+from .ladder import images_of
 from .presets import (
     FEATURES, PRESETS, fit_out, make_config, make_network, planned_steps)
 from .encoded import ENCODED, encoded
@@ -232,22 +233,29 @@ def _costs(names, make_engine):
     return costs
 
 
+def _there(config, missing):  # missing: data set -> what of it is not there
+    "Name the data, and say what a run would look for in vain."
+    if missing[config.data]:
+        return f"{config.data} missing"
+    return config.data + ", network missing"*bool(missing_start(config))
+
+
 def list_presets(
     make_engine,  # as for `image_seconds`
     out="out",    # folder of one's own runs
     root=None,    # as for `load`
     names=None,   # of presets; default: all but the miniatures
 ):                # a line per preset
-    "List presets: cost on this machine, data, records."
+    "List presets: cost on this machine, data, other images, records."
     names = names or [name for name in PRESETS if not name.endswith("-fast")]
     costs = _costs(names, make_engine)
-    sets = {name: make_config(name).data for name in names}
-    missing = {name: is_there(name, root) for name in set(sets.values())}
+    configs = {name: make_config(name) for name in names}
+    missing = {data: is_there(data, root) for data in {c.data for c in configs.values()}}
     records = _records(out)
-    lines = [f"{'preset':24}{'about':>12}  {'data':16}{'records':14}what it is"]
-    for name in names:
-        there = sets[name] + (" missing" if missing[sets[name]] else "")
-        lines.append(f"{name:24}{in_words(costs[name]):>12}  {there:16}"
-                     f"{record_words(records.get(name, [])):14}{PRESETS[name]['about']}")
+    lines = [f"{'preset':24}{'about':>12}  {'data':26}{'other images':20}{'records':14}what it is"]
+    for name, config in configs.items():
+        lines.append(f"{name:24}{in_words(costs[name]):>12}  {_there(config, missing):26}"
+                     f"{images_of(vars(config)):20}{record_words(records.get(name, [])):14}"
+                     f"{config.about}")
     return "\n".join([*lines, "", "The times are scaled from a few made-up images each, without "
                       "features and tests; --dry-run measures one run."])

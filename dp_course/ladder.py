@@ -52,7 +52,7 @@ def _rows(
 
 # %% ../nbs/workshop/ladder.ipynb #79f7c4b2
 OPEN = _rows("without privacy", """
-    He et al. 2016, BatchNorm | ResNet-20 | inf | 91.25 | none | as quoted by its replication
+    He et al. 2016, BatchNorm | ResNet-20 | inf | 91.25 | none | read in its replication
     Idelbayev, replication of He et al. | ResNet-20 | inf | 91.73 | none | read in its README
 """)
 
@@ -69,14 +69,12 @@ PUBLISHED = _rows("published", """
     Tramèr & Boneh 2021 | ScatterNet + CNN    | 2.38 | 69.3 | none | printed as eps 3; 2.38 by PLD
     Tramèr & Boneh 2021 | ScatterNet + linear | 2.38 | 67.0 | none | printed as eps 3; 2.38 by PLD
     Tramèr & Boneh 2021 | plain CNN           | 2.38 | 59.2 | none | printed as eps 3; 2.38 by PLD
-    Papernot et al. 2021 | tempered sigmoid CNN | 7.53 | 66.2 | none | quoted; paper not read
+    Papernot et al. 2021 | tempered sigmoid CNN | 7.53 | 66.2 | none | read in Tramèr & Boneh
+    best before De et al. | not named         | 8    | 71.7 | none | read in De et al.'s abstract
     De et al. 2022      | WRN-40-4            | 8    | 81.4 | none | read in its abstract
-    De et al., replicated | WRN             | 1    | 56.8 | none | ACSAC 2024; quoted, not read
-    De et al., replicated | WRN             | 2    | 62.9 | none | ACSAC 2024; quoted, not read
-    De et al., replicated | WRN             | 4    | 69.5 | none | ACSAC 2024; quoted, not read
-    De et al., replicated | WRN             | 8    | 78.7 | none | ACSAC 2024; quoted, not read
-    Klause et al. 2022  | ScaleNorm ResNet-9  | 8    | 82.5 | none | not replicated
-    DP-RandP, Tang et al. 2023 | WRN-16-4     | 1    | 72.3 | synthetic | replicated with 72.5
+    Klause et al. 2022  | ScaleNorm ResNet-9  | 8    | 82.5 | none | read in its abstract
+    best before DP-RandP | not named          | 1    | 60.6 | none | read in DP-RandP's abstract
+    DP-RandP, Tang et al. 2023 | WRN-16-4     | 1    | 72.3 | synthetic | read in its abstract
 """)
 
 # %% ../nbs/workshop/ladder.ipynb #b8ff2e0c

@@ -690,10 +690,13 @@ def _check_numbers(config):
         value = getattr(config, name)
         if not 0 <= value < 1:
             raise ValueError(f"{name} must lie in [0, 1), not {value}")
-    for name in ("views", "crop", "n_val", "sigma", "centre", "head_steps"):
+    for name in ("views", "crop", "n_val", "sigma", "centre", "head_steps", "tuning_runs"):
         value = getattr(config, name)
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be 0 or more, not {value}")
+    if not all(0 < value < math.inf for value in config.pixel_std):
+        raise ValueError(f"pixel_std must be numbers above 0, one for each channel, not "
+                         f"{config.pixel_std}")
     if not 0 < config.delta < 1:
         raise ValueError(f"delta must lie between 0 and 1, and below 1/n, not {config.delta}")
 

@@ -15,6 +15,7 @@ import math
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import asdict, is_dataclass
 from fnmatch import fnmatchcase
@@ -630,8 +631,9 @@ def plot_record(
     spent = [0, *(row.get("eps", row.get("eps_pld", math.nan)) for row in rows.values())]
     got = f"{accuracy[-1]:.1f} % at the last step" if rows else "no step yet"
     told = overrides_of(start.get("config") or {})
-    name = ", ".join([start["preset"], *(f"{key} {value}" for key, value in told.items())])
-    titles = f"{name}: {got}", f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}"
+    beyond = textwrap.fill(", ".join(f"{key} {value}" for key, value in told.items()), 50)
+    titles = (f"{start['preset']}: {got}\n{beyond}".strip(),
+              f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}")
     fig, (left, right) = panels(titles, "step", f"{names[-1]} (%)", (5, 3.4))
     left.plot([*rows], accuracy, marker="o", ms=3, color=PALETTE[0])
     right.plot([0, *rows], spent, marker="o", ms=3, color=PALETTE[3])

@@ -34,8 +34,9 @@ IMAGES = {  # training images, and the shape of one
 
 
 def _origin(data):
-    "Where features came from: what stands in the last brackets of a data set's name."
-    return data.name.rpartition(" (")[2].removesuffix(")")
+    "Where features came from: what stands in the last brackets of their data set's name."
+    whole = data.name.removesuffix(" (validation split)")
+    return whole.rpartition(" (")[2].removesuffix(")")
 
 
 def describe_network(

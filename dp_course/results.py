@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from scipy import stats
 
-from .accounting import PLDAccountant, RDPAccountant, epsilon
+from .accounting import PLDAccountant, RDPAccountant
 from .ladder import PUBLISHED, REPORT, Row, images_of, source_of
 from .presets import PRESETS, make_config
 from .records import distinct, mean_std, recorded, settings, stated
@@ -24,9 +24,12 @@ _all_ = ["PUBLISHED", "REPORT", "Row", "Table", "changed", "plot_traces", "recor
 
 # %% ../nbs/13_results.ipynb #cbdbb41e
 @lru_cache(maxsize=None)
-def _spent(q, sigma, steps, delta, accountant):
-    "eps of a plan, computed once."
-    return epsilon(q=q, sigma=sigma, steps=steps, delta=delta, accountant=accountant)
+def _spent(q, sigma, steps, centre, delta, accountant):
+    "eps of steps and, at a noise multiplier `centre` above 0, of a noisy mean; computed once."
+    account = accountant().step(q, sigma, steps)
+    if centre:
+        account.step(1, centre, 1)
+    return account.epsilon(delta)
 
 
 def _last_accuracies(record):
@@ -38,15 +41,16 @@ def _last_accuracies(record):
 
 def _check_spent(
     line,   # of a record, with a step
-    plan,   # dict
+    start,  # its first line
     key,    # "eps", "eps_pld" or "eps_rdp"
     where,  # for the message
 ):
     "Compute eps of one line again."
     # ValueError: it states less than its steps spend
     accountant = RDPAccountant if key == "eps_rdp" else PLDAccountant
-    spent = _spent(plan["batch_size"]/plan["n"], plan["sigma"], line["step"], plan["delta"],
-                   accountant) if line["step"] else 0.
+    plan, centre = start["plan"], start["config"].get("centre", 0)
+    q, sigma, steps = plan["batch_size"]/plan["n"], plan["sigma"], line["step"]
+    spent = _spent(q, sigma, steps, centre, plan["delta"], accountant) if steps or centre else 0.
     said = line.get(key)
     if said is None or not said >= .999*spent:
         stated = "not stated" if said is None else f"{said:.4g}"
@@ -66,9 +70,9 @@ def verify(
         raise ValueError(f"{name}: it has no last line, or one that says too little: don't use it")
     for line in record[1:]:
         for key in sorted({"eps", "eps_pld", "eps_rdp"} & line.keys()):
-            _check_spent(line, plan, key, name)
+            _check_spent(line, start, key, name)
     for key in ("eps_pld", "eps_rdp"):
-        _check_spent(end, plan, key, name)
+        _check_spent(end, start, key, name)
     within = end["eps_pld"] <= 1.001*plan["eps"] and end["step"] <= plan["steps"]
     if not within or end["delta"] != plan["delta"]:
         raise ValueError(f"{name}: spent more than its plan of eps {plan['eps']:g}: don't use it")
@@ -111,9 +115,10 @@ def headline(
 
 # %% ../nbs/13_results.ipynb #898856da
 def _made_on(start):
-    "Name what a run ran on."
-    threads = f"{start['device']}, threads: {start['machine']['threads']}"
-    return start["machine"]["gpu"] or threads
+    "Name what a run ran on, and a precision below the usual one."
+    machine = start["machine"]
+    name = machine["gpu"] or f"{start['device']}, threads: {machine['threads']}"
+    return name + ", bfloat16"*(start.get("precision") == "bf16")
 
 
 def _not_run_yet(preset):

@@ -53,7 +53,7 @@ def _row_of_a_run(row):
         "eps by PLD (RDP)": f"{row['eps_pld']:.2f} ({row['eps_rdp']:.2f})",
         "test accuracy, last step": f"**{row['accuracy']:.2f}{spread} %**",
         "seeds": row["runs"],
-        "seconds of training": f"{fast:.0f} to {slow:.0f}",
+        "seconds of training": f"{fast:.0f}" if slow - fast < 1 else f"{fast:.0f} to {slow:.0f}",
         "hardware": "; ".join(row["hardware"]),
         "tuning runs before": row["tuning_runs"],
     }

@@ -299,6 +299,7 @@ def run(
 ):                       # last line of the record, `plan`, `paths`; None in all processes but one
     "Train privately, step by step, and write down what happened."
     began = time.perf_counter()
+    keep_memory()
     if not peers.rank:
         tidy(job.out)
     peers.broadcast(None)  # the others wait until it is tidy

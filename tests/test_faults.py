@@ -471,6 +471,7 @@ def test_what_a_run_was_told_stands_in_its_name_and_its_figure(tmp_path):
     assert end["paths"]["record"].name.endswith("-digits-eps3-fast-eps8-lr0.1-0.jsonl")
     title = plot_record(end["paths"]["record"]).axes[0].get_title(loc="left")
     assert "eps 8" in title and "lr 0.1" in title
+    assert max(map(len, title.splitlines())) <= 50, "it would run into the next title"
     assert quiet(out=tmp_path, resume=True)["finished"]  # found by what its record says
 
 

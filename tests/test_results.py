@@ -16,7 +16,7 @@ from dp_course.accounting import PLDAccountant, PrivacyPlan, RDPAccountant, epsi
 from dp_course.command import parse
 from dp_course.ladder import OPEN, rung
 from dp_course.presets import PRESETS, make_config
-from dp_course.records import load_runs, mean_std
+from dp_course.records import load_runs, mean_std, read_record, run_file
 from dp_course.tasks import SCANS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +100,13 @@ def test_a_run_that_was_cut_short_and_went_on_counts_once(tmp_path):
     write(tmp_path, [*r[:2], early, dict(kind="resume", step=10), *r[2:]])
     row, = (row for row in R.results(tmp_path) if "runs" in row)
     assert row["runs"] == 1 and row["accuracy"] == 50 and math.isnan(row["std"])
+
+
+def test_a_mean_that_was_bought_must_be_in_the_eps():
+    leaves = read_record(run_file("leaves-linear-eps3-0"))
+    assert leaves[0]["config"]["centre"] == 10 and R.verify(leaves) is leaves
+    with pytest.raises(ValueError, match="its plan spends"):
+        R.verify(made_up("leaves-linear-eps3"))  # the eps of its steps alone
 
 
 # ---- what may stand in one mean
@@ -246,7 +253,7 @@ def test_a_record_that_lands_fills_its_row(tmp_path, three):
     assert len(after) == len(before) and [row["run"] for row in filled] == ["resnet20-eps3"]
     text = repr(R.results_table(filled))
     by_rdp = f"({filled[0]['eps_rdp']:.2f})"
-    for part in ("**53.00 +- 3.61 %**", "MADE UP", "cpu, threads: 1", "20 to 20", by_rdp):
+    for part in ("**53.00 +- 3.61 %**", "MADE UP", "cpu, threads: 1", "| 20 |", by_rdp):
         assert part in text
     assert "+-" not in repr(R.results_table([R.headline(three[:1])]))  # one run has no spread
 

@@ -75,6 +75,27 @@ def test_evaluate_makes_features_again(tmp_path, monkeypatch):
     assert not resized and sum(p for _, p in named) == pytest.approx(1)
 
 
+def test_features_of_a_validation_split_are_made_again(tmp_path):
+    config = make_config("scatter-cnn-eps3-fast", n_val=200)
+    end = quiet(config, out=tmp_path, seed=0, steps=1)
+    found = open_release(end["paths"]["weights"])
+    assert found.about["origin"] == "scattered" and found.accuracy()[1] == 360
+
+
+def test_a_network_is_missing_where_the_data_are_there(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(estimates, "image_seconds", lambda config, make_engine: 1e-3)
+    monkeypatch.setattr(estimates, "is_there", lambda name, root: "")
+    monkeypatch.setattr(estimates, "find_start", lambda name: gone(name))
+
+    def gone(name):
+        raise FileNotFoundError(f"no {name}")
+
+    text = said(capsys, "--list", "--out", tmp_path)
+    rows = {line.split()[0]: line for line in text.splitlines() if line[:1].strip()}
+    assert "cifar10, network missing" in rows["public-linear-eps3"]
+    assert "missing" not in rows["resnet20-eps3"]
+
+
 def test_a_network_of_dicts_comes_back(tmp_path):
     shapes = {"scatter": (3, 2, 2), "patches": (4, 2, 2)}
     about = {"model": "leaves_linear", "features": "leaves", "data": "digits", "image": [1, 8, 8],
@@ -111,7 +132,7 @@ def test_compare_averages_seeds_and_keeps_overrides_apart(tmp_path, capsys):
     other = quiet(make_config("digits-eps3-fast", lr=.1), out=tmp_path, seed=0)
     text = said(capsys, "compare", *names, names[0], other["paths"]["record"])
     head, three, one = text.splitlines()
-    assert head.split() == "run eps seeds accuracy % minutes cores tuned other images".split()
+    assert head.split() == "run eps seeds accuracy % minutes threads tuned other images".split()
     assert three.split()[0] == "digits-eps3" and three.split()[2] == "3", "a copy counts once"
     assert one.startswith("digits-eps3-fast, lr 0.1") and "+-" in three and "+-" not in one
 
@@ -158,6 +179,8 @@ def test_the_list_names_every_preset_its_data_and_its_records(monkeypatch, capsy
     assert {name for name in PRESETS if not name.endswith("-fast")} <= rows.keys()
     assert "3 x 9" in rows["digits-eps3"], "a copy counts once"
     assert "cifar10 missing" in rows["resnet20-eps3"] and "missing" not in rows["digits-eps3"]
+    assert " synthetic " in rows["leaves-linear-eps3"] and " none " in rows["resnet20-eps3"]
+    assert "public (CIFAR-100) " in rows["public-all-eps2"]
     assert "18.2 hours" in rows["resnet20-eps3"]  # 1000 x 4096 x 16 images of a millisecond
     assert " - " in rows["wrn40-4-eps8"]
     assert [p.name for p in tmp_path.iterdir()] == ["2026-01-01-digits-eps3-9.jsonl"]
@@ -183,7 +206,7 @@ def test_a_rehearsal_needs_no_data_and_takes_no_long_step(monkeypatch, tmp_path)
 
     config = replace(make_config("resnet20-cpu-eps3"), micro_batch=8)
     text = rehearse(Job(config, root=str(tmp_path), steps=10), watched)
-    assert "from one of about 512 micro-batches" in text and "for 10 steps" in text
+    assert "from one of about 256 micro-batches" in text and "for 10 steps" in text
     assert "272,474 parameters" in text and "cifar10: cifar10: no folder" in text
     assert taken[0].t == 0 and taken[0].computed == 0
 
@@ -210,6 +233,19 @@ TYPED = {
     "learns": ("head", "head"), "new_head": ("bars", "bars"), "n_val": ("100", 100),
     "tuning_runs": ("4", 4),
 }
+
+
+@pytest.mark.parametrize("told, word", [
+    (dict(tuning_runs=-3), "tuning_runs must be 0 or more"),
+    (dict(pixel_std=(0.,)), "pixel_std must be numbers above 0")])
+def test_numbers_that_no_record_can_hold_are_refused(told, word):
+    with pytest.raises(ValueError, match=word):
+        make_config("digits-eps3", **told)
+
+
+def test_constants_must_fit_the_channels(tmp_path):
+    with pytest.raises(ValueError, match="2 constants.*images of 1 channels"):
+        quiet(make_config("digits-eps3-fast", pixel_std=(.1, .2)), out=tmp_path)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Config)][1:])
