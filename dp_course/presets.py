@@ -307,7 +307,7 @@ def fit_out(
 
 # %% ../nbs/workshop/presets.ipynb #e37d4c16
 _DIGITS = dict(
-    about="the main job: 1,437 digits, two CPU cores, under two minutes",
+    about="the main job: 1,437 digits, seconds on one CPU core",
     model="digit_filters",
     batch_size=240,
     epochs=12,

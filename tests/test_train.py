@@ -907,7 +907,7 @@ def test_the_main_job_repeats_its_record(tmp_path):
 
 
 def test_the_number_in_the_readme_is_printed_again(capsys):
-    "On one thread, as its text says, and with AVX-512: another sum gets other noise."
+    "On one thread, as its text says; on another processor the sums round and get other noise."
     index = nbformat.read(ROOT/"nbs/index.ipynb", 4)
     code = [cell for cell in index.cells if cell.cell_type == "code"]
     plain = [cell for cell in code if not {"table", "picture"} & set(cell.metadata.get("tags", []))]
@@ -916,14 +916,14 @@ def test_the_number_in_the_readme_is_printed_again(capsys):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        exec(hidden + "\n" + five.partition("trainer =")[0] + "\n" + last, known)
+        for _ in range(2):
+            exec(hidden + "\n" + five.partition("trainer =")[0] + "\n" + last, known)
     finally:
         torch.set_num_threads(threads)
-    printed = capsys.readouterr().out
+    printed, again = capsys.readouterr().out.splitlines(keepends=True)
+    assert again == printed
     stored = plain[-1].outputs[0]["text"]
     assert stored in (ROOT/"README.md").read_text()
-    if torch.backends.cpu.get_cpu_capability() == "AVX512":
-        assert printed == stored
     (said, now), (was, then) = [text.split(", test accuracy ") for text in (printed, stored)]
     assert said == was  # eps
     assert float(now.rstrip("%\n")) == pytest.approx(float(then.rstrip("%\n")), abs=3.)
