@@ -106,7 +106,8 @@ class EncoderMaps:
         leaves = leaf_images(synthetic, max(shape[1:]), seed=1, textured=True)
         parts = [encoder_parts(self.model, some) for some in leaves.split(128)]
         for m in map(torch.cat, zip(*parts)):
-            self.unit.append((m.mean(0), m.std(0).clamp(min=1e-6)))
+            std = m.std(0)
+            self.unit.append((m.mean(0), std.clamp(min=.01*std.mean() + 1e-6)))  # some may be dead
 
     def __call__(
         self,

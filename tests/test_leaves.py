@@ -336,6 +336,16 @@ def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
     near(dict(P.pick_up_slices(TOY, tmp_path).model.state_dict()), dict(whole.model.state_dict()))
 
 
+def test_a_feature_that_leaves_never_move_stays_small(monkeypatch):
+    "A photograph may wake it: divided by a std of nothing it would drown all others."
+    leaves = torch.stack([torch.linspace(0, 1, 500), torch.zeros(500)], 1)
+    photographs = torch.tensor([[.5, 0.], [.5, .01]])  # in the second it stirs
+    told = iter([leaves, photographs])
+    monkeypatch.setattr(P, "encoder_features", lambda model, x: next(told))
+    found, = P.normalized_features(None, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    assert found[0, 1] == 0 and 0 < found[1, 1] < 1000, "a millionth as std made it 884,000"
+
+
 def test_an_encoder_fits_its_network_only(tmp_path):
     model = resnet20(classes=TOY.outputs)
     about = dict(data="synthetic leaves")
