@@ -2078,6 +2078,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
             'dp_course.tables': { 'dp_course.tables.Table': ('workshop/tables.html#table', 'dp_course/tables.py'),
                                   'dp_course.tables.Table._repr_markdown_': ( 'workshop/tables.html#table._repr_markdown_',
                                                                               'dp_course/tables.py'),
+                                  'dp_course.tables._from_to': ('workshop/tables.html#_from_to', 'dp_course/tables.py'),
                                   'dp_course.tables._label': ('workshop/tables.html#_label', 'dp_course/tables.py'),
                                   'dp_course.tables._line': ('workshop/tables.html#_line', 'dp_course/tables.py'),
                                   'dp_course.tables._row_of_a_run': ('workshop/tables.html#_row_of_a_run', 'dp_course/tables.py'),

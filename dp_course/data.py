@@ -258,7 +258,7 @@ def test_rows(
     pieces = torch.arange(_length(self.test_x)).split(chunk)
     return (_read(self.test_x, self.test_y, idx) for idx in pieces)
 
-
+# %% ../nbs/workshop/data.ipynb #5b0e0a15
 @lru_cache
 def _per_channel(values, channels, device):
     "Constants beside the pixels; cached, so that a training step copies nothing to the device."

@@ -232,7 +232,7 @@ def _costs(names, make_engine):
         costs[name] = per_image[kind]*run_images(config)
     return costs
 
-
+# %% ../nbs/workshop/estimates.ipynb #5b0e0a16
 def _there(config, missing):  # missing: data set -> what of it is not there
     "Name the data, and say what a run would look for in vain."
     if missing[config.data]:

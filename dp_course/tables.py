@@ -41,10 +41,16 @@ class Table(list):
     __repr__ = _repr_markdown_
 
 
+def _from_to(least, most):
+    "Two numbers, or one where they are nearly the same."
+    if most - least < 1:
+        return f"{least:.0f}"
+    return f"{least:.0f} to {most:.0f}"
+
+
 def _row_of_a_run(row):
     "What was reached and at which price."
     spread = f" +- {row['std']:.2f}" if row["runs"] > 1 else ""
-    fast, slow = row["seconds"]
     name = f"`{row['run']}`"
     return {
         "run": f"{name} with {row['changed']}" if row["changed"] else name,
@@ -53,7 +59,7 @@ def _row_of_a_run(row):
         "eps by PLD (RDP)": f"{row['eps_pld']:.2f} ({row['eps_rdp']:.2f})",
         "test accuracy, last step": f"**{row['accuracy']:.2f}{spread} %**",
         "seeds": row["runs"],
-        "seconds of training": f"{fast:.0f}" if slow - fast < 1 else f"{fast:.0f} to {slow:.0f}",
+        "seconds of training": _from_to(*row["seconds"]),
         "hardware": "; ".join(row["hardware"]),
         "tuning runs before": row["tuning_runs"],
     }

@@ -6,7 +6,7 @@
     python -m experiments leaves encoder      an encoder's maps beside: 3 rates, 3 weights more
     python -m experiments leaves cnn          4 settings, 120 steps
     python -m experiments leaves resnet       ResNet-20 for a CPU: 3 rates, 100 of 400 steps
-    python -m experiments leaves momentum     ... with the report's rate, momentum and batch
+    python -m experiments leaves momentum     ... the report's momentum and batch, 3 rates
     python -m experiments leaves synthetic    ... from an encoder: 5 settings, 150 of 300 steps
 
 All on 45,000 training images and judged on the 5,000 others (`n_val`), never on the test set, at
@@ -103,7 +103,8 @@ PARTS = {
                 dict(lr=8., schedule="constant")),
     "resnet": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (1., 4., 8.)),
                    momentum=0., batch=4096, **SHORT),
-    "momentum": grid("resnet20-cpu-eps3", dict(lr=.5), momentum=.9, **SMALLER),
+    "momentum": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (.5, 1., .25)),
+                     momentum=.9, **SMALLER),
     "synthetic": grid("resnet20-synthetic-eps3", dict(lr=1.), dict(lr=2.), dict(lr=4.),
                       dict(lr=2., head_steps=50), dict(lr=2., head_steps=0), stop=150),
 }
