@@ -7,7 +7,7 @@
     python -m experiments leaves cnn          4 settings, 120 steps
     python -m experiments leaves resnet       ResNet-20 for a CPU: 3 rates, 100 of 400 steps
     python -m experiments leaves momentum     ... the report's momentum and batch, 3 rates
-    python -m experiments leaves synthetic    ... from an encoder: 5 settings, 150 of 300 steps
+    python -m experiments leaves synthetic    ... from an encoder: 3 rates, 150 of 600 steps
 
 All on 45,000 training images and judged on the 5,000 others (`n_val`), never on the test set, at
 the sampling rate of the preset and at eps = 3 for the steps that are taken. The shorter runs of
@@ -89,6 +89,7 @@ def grid(preset, *settings, **same):
 
 SHORT = dict(epochs=400*4096/N, stop=100)  # a plan of 400 steps of 4096
 SMALLER = SHORT | dict(batch=2048, stop=150)
+STARTED = SMALLER | dict(epochs=600*2048/N)
 
 PARTS = {
     "linear": grid("leaves-linear-eps3", *(dict(lr=lr) for lr in (2., 4., 8.))),
@@ -105,6 +106,6 @@ PARTS = {
                    momentum=0., batch=4096, **SHORT),
     "momentum": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (.5, 1., .25)),
                      momentum=.9, **SMALLER),
-    "synthetic": grid("resnet20-synthetic-eps3", dict(lr=1.), dict(lr=2.), dict(lr=4.),
-                      dict(lr=2., head_steps=50), dict(lr=2., head_steps=0), stop=150),
+    "synthetic": grid("resnet20-synthetic-eps3", *(dict(lr=lr) for lr in (.5, 1., .25)),
+                      momentum=.9, head_steps=50, **STARTED),
 }
