@@ -106,6 +106,6 @@ PARTS = {
                    momentum=0., batch=4096, **SHORT),
     "momentum": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (.5, 1., .25)),
                      momentum=.9, **SMALLER),
-    "synthetic": grid("resnet20-synthetic-eps3", *(dict(lr=lr) for lr in (.5, 1., .25)),
+    "synthetic": grid("resnet20-synthetic-eps3", *(dict(lr=lr) for lr in (.5, .25, 1.)),
                       momentum=.9, head_steps=50, **STARTED),
 }
