@@ -288,7 +288,7 @@ class Bar:
         self.row = row
         self.bar = progress(last or trainer.plan.steps, title, show=True)
         self.bar.initial = self.bar.n = trainer.t  # what was done before says nothing of our speed
-        self.bar.refresh()
+        self.bar.set_postfix_str(f"eps {trainer.epsilon():.3f}  not tested yet")
 
     def count(self, trainer):
         "Take note of a step."

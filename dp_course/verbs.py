@@ -101,6 +101,7 @@ def answer(
         return True
     if "--list" in words:
         args = make_parser().parse_args(words)
+        print("each network is tried on a few images: a minute or so", file=sys.stderr)
         say(list_presets(make_engine, args.out, args.root))
         return True
     return False

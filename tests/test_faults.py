@@ -498,7 +498,8 @@ def test_eps_and_accuracy_are_seen_on_a_narrow_terminal(columns):
 
 
 def test_restored_steps_say_nothing_about_speed(cut_short):
-    screen = console.Bar(None, SimpleNamespace(t=3, plan=SimpleNamespace(steps=6)), "x")
+    screen = console.Bar(None, SimpleNamespace(
+        t=3, plan=SimpleNamespace(steps=6), epsilon=lambda: 2.), "x")
     assert screen.bar.initial == screen.bar.n == 3
     screen.close()
 

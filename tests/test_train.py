@@ -218,7 +218,7 @@ def test_a_narrow_terminal_shows_eps_and_accuracy(tmp_path):
 
 def test_the_bar_of_a_resumed_run_ends_where_the_run_does_and_times_its_own_steps(monkeypatch):
     plan = make_plan(make_config("digits-eps3"), 1437)
-    trainer = SimpleNamespace(plan=plan, t=60)
+    trainer = SimpleNamespace(plan=plan, t=60, epsilon=lambda: 2.)
     bar = Bar(None, trainer, "demo", 70).bar
     assert (bar.total, bar.initial, bar.n) == (70, 60, 60)
     monkeypatch.setattr(bar, "_time", lambda: bar.start_t + 8)
