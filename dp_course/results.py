@@ -10,6 +10,7 @@ __all__ = ['verify', 'headline', 'results', 'ladder', 'power_of_test', 'seeds_fo
 import math
 from functools import lru_cache
 
+import numpy as np
 from scipy import stats
 
 from .accounting import PLDAccountant, RDPAccountant
@@ -25,7 +26,8 @@ _all_ = ["PUBLISHED", "REPORT", "Row", "Table", "changed", "plot_traces", "recor
 # %% ../nbs/13_results.ipynb #cbdbb41e
 @lru_cache(maxsize=None)
 def _spent(q, sigma, steps, centre, delta, accountant):
-    "eps of steps and, at a noise multiplier `centre` above 0, of a noisy mean; computed once."
+    "eps of steps and of a mean that was bought first; computed once."
+    # centre: noise multiplier of that mean, 0 if there was none
     account = accountant().step(q, sigma, steps)
     if centre:
         account.step(1, centre, 1)
@@ -178,7 +180,9 @@ def power_of_test(
     free = 2*runs - 2
     shift = gap/std*(runs/2)**.5
     edge = stats.t.ppf(1 - level/2, free)
-    return float(stats.nct.sf(edge, free, shift) + stats.nct.cdf(-edge, free, shift))
+    above = stats.nct.sf(edge, free, shift)
+    below = np.nan_to_num(stats.nct.cdf(-edge, free, shift))  # scipy has no word for tiny ones
+    return float(above + below)
 
 
 def seeds_for(

@@ -79,7 +79,7 @@ def private_channel_stats(
 
 # %% ../nbs/11_features.ipynb #3664e3bd
 class ParallelSum(nn.Module):
-    "Two networks on one input: `weight` times what the first says, plus what the second says."
+    "Add two networks on one input; the first reads `weight` times the input."
     def __init__(self, first, second, weight:float=1.):
         super().__init__()
         self.first = first
