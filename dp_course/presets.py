@@ -426,14 +426,12 @@ _RESNET_CPU = dict(
 
 _RESNET_START = dict(
     _RESNET_CPU,
-    about="ResNet-20 begun on synthetic leaves, 300 steps on a CPU",
+    about="ResNet-20 begun on synthetic leaves, 600 steps on a CPU",
     start="resnet20-synthetic",
-    head_steps=100,
-    batch_size=4096,
-    epochs=300*4096/50_000,
-    lr=2.,
-    momentum=0.,
-    tuning_runs=0,
+    head_steps=50,
+    epochs=600*2048/50_000,
+    lr=1.,
+    tuning_runs=7,  # four of the start from scratch, three rates of its own
 )
 
 _STARTS = {
