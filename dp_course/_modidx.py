@@ -2140,6 +2140,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                  'dp_course.train.make_trainer': ('resnet20.html#make_trainer', 'dp_course/train.py'),
                                  'dp_course.train.pick_up': ('resnet20.html#pick_up', 'dp_course/train.py'),
                                  'dp_course.train.run': ('resnet20.html#run', 'dp_course/train.py'),
+                                 'dp_course.train.screen_of': ('resnet20.html#screen_of', 'dp_course/train.py'),
                                  'dp_course.train.set_up': ('resnet20.html#set_up', 'dp_course/train.py'),
                                  'dp_course.train.usable_precision': ('resnet20.html#usable_precision', 'dp_course/train.py')},
             'dp_course.trainer': { 'dp_course.trainer.Trainer': ('trainer.html#trainer', 'dp_course/trainer.py'),

@@ -212,10 +212,11 @@ def announce_duration(
     say,
 ):
     "Warn once, after three steps or a very long one, of a run that takes longer than a cup of tea."
+    if not took or len(took) != (1 if took[0] > 30 else 3):
+        return
     typical = min(took)
     total = typical*steps
-    enough = 1 if took[0] > 30 else 3
-    if len(took) != enough or total < 120:
+    if total < 120:
         return
     left = f"{total/60:.0f} minutes" if total < 7200 else f"{total/3600:.0f} hours"
     say(f"one step takes about {typical:.2g} s, the {steps} that are left about {left}")
@@ -256,15 +257,17 @@ class Lines:
         last:int,         # step
         watch:Stopwatch,
         say=print,
+        alone:int=0,      # first steps that announce nothing: only the last layer learns in them
     ):
         self.row = row
         self.last = last
         self.watch = watch
         self.say = say
+        self.alone = alone
 
     def count(self, trainer):
         "Take note of a step."
-        announce_duration(self.watch.took, self.last - trainer.t, self.say)
+        announce_duration(self.watch.took[self.alone:], self.last - trainer.t, self.say)
 
     def report_row(self, trainer):
         "Show the newest row."

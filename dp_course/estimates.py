@@ -142,7 +142,8 @@ def rehearse(
     data = stand_in(config, pick_device(job.device))
     without = missing_start(config)
     start = "" if without else config.start  # steps from other weights take as long
-    trainer = make_trainer(replace(config, start=start), data)
+    whole = replace(config, start=start, head_steps=0)  # steps of the last layer alone take less
+    trainer = make_trainer(whole, data)
     seconds, how = step_seconds(trainer)
     plan = trainer.plan
     steps = min(job.steps or plan.steps, plan.steps)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['load_data', 'make_model', 'make_optimizer', 'usable_precision', 'make_engine', 'make_trainer', 'set_up', 'pick_up',
-           'callbacks_of', 'run', 'main', 'PRESETS']
+           'screen_of', 'callbacks_of', 'run', 'main', 'PRESETS']
 
 # %% ../nbs/12_resnet20.ipynb #8939c3d3
 import json
@@ -266,6 +266,23 @@ def pick_up(
     return replace(again, record=record)
 
 # %% ../nbs/12_resnet20.ipynb #f7696e75
+def screen_of(
+    run:Run,
+    last:int,         # step at which to stop
+    row:EpochRow,
+    watch:Stopwatch,
+    say,              # for lines
+    show:bool,        # a bar; None: only when someone watches
+):                    # `Bar` or `Lines`
+    "Choose how a run shows itself."
+    trainer, config = run.trainer, run.config
+    watched = _watched() if show is None else show
+    if watched:
+        return Bar(row, trainer, run_name(config), last)
+    alone = max(0, config.head_steps - trainer.t)  # cheap steps: they say nothing of the others
+    return Lines(row, last, watch, say, alone)
+
+
 def callbacks_of(
     run:Run,
     last:int,         # step at which to stop
@@ -314,8 +331,7 @@ def run(
     if peers.rank:
         say, show = (lambda text: None), False  # process 0 speaks for all
     say(describe_start(here))
-    watched = _watched() if show is None else show
-    screen = Bar(row, trainer, run_name(config), last) if watched else Lines(row, last, watch, say)
+    screen = screen_of(here, last, row, watch, say, show)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()
     with closing(here):
