@@ -1733,6 +1733,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                     'dp_course.pretrain.Slices.__init__': ( 'workshop/pretrain.html#slices.__init__',
                                                                             'dp_course/pretrain.py'),
                                     'dp_course.pretrain._asked_for': ('workshop/pretrain.html#_asked_for', 'dp_course/pretrain.py'),
+                                    'dp_course.pretrain._count': ('workshop/pretrain.html#_count', 'dp_course/pretrain.py'),
                                     'dp_course.pretrain._crops': ('workshop/pretrain.html#_crops', 'dp_course/pretrain.py'),
                                     'dp_course.pretrain._crowding': ('workshop/pretrain.html#_crowding', 'dp_course/pretrain.py'),
                                     'dp_course.pretrain._parser': ('workshop/pretrain.html#_parser', 'dp_course/pretrain.py'),

@@ -63,10 +63,11 @@ _FLAGS = {
         help="N runs, one after the other, and their mean and spread"),
     "--steps": dict(
         metavar="N", type=int,
-        help="stop after N steps; only what they spent is charged"),
+        help="stop after N steps in all; only what they spent is charged"),
     "--time-limit": dict(
         metavar="SEC", type=float,
-        help="start no step that would end later; then test and save"),
+        help="of each run, loading included: start no step that would end later (one is "
+             "always taken); then test and save"),
     "--set": dict(
         metavar="FIELD=VALUE", action="append", default=[], dest="settings",
         help="override any setting of the config, such as momentum=0; may be repeated"),
@@ -75,10 +76,12 @@ _FLAGS = {
         help="go on with the latest unfinished PRESET in --out"),
     "--dry-run": dict(
         action="store_true",
-        help="say plan, noise, seconds a step and memory; nothing is trained, spent or written"),
+        help="say plan, noise, seconds a step and memory of one run; nothing is trained, "
+             "spent or written"),
     "--list": dict(
         action="store_true",
-        help="all presets: what they cost on this machine, are data and records there"),
+        help="all presets but the miniatures: what they cost on this machine, are data and "
+             "records there"),
 }
 
 # %% ../nbs/workshop/command.ipynb #b320c190
@@ -113,7 +116,7 @@ def _epilog():
 class Parser(argparse.ArgumentParser):
     "A parser that raises `ValueError` instead of printing the usage and leaving."
     def error(self, message):
-        raise ValueError(f"{message} (dp-train --help shows all options)")
+        raise ValueError(f"{message} ({self.prog} --help shows all options)")
 
 # %% ../nbs/workshop/command.ipynb #0f5d2120
 def make_parser():

@@ -21,9 +21,13 @@ def find_record(
     name,  # a file, or a name in runs/ such as "digits-eps3-0"
 ):         # path
     "Find a record by file or by name."
-    # FileNotFoundError
+    # FileNotFoundError. ValueError: a pattern, of which there might be several
     path = Path(name)
-    return path if path.exists() else run_file(str(name))
+    if path.exists():
+        return path
+    if set(str(name)) & set("*?["):
+        raise ValueError(f"{name!r} is a pattern, and no shell has filled it in: name the records")
+    return run_file(str(name))
 
 
 def read_all(
@@ -91,8 +95,9 @@ COLUMNS = "run", "eps", "seeds", "accuracy %", "minutes", "threads", "tuned", "o
 
 def _span(texts):
     "One value, or the least and the most."
-    ordered = sorted(set(texts), key=float)
-    return "-".join(ordered[:1] + ordered[1:][-1:])
+    ordered = sorted(texts, key=float)
+    least, most = ordered[0], ordered[-1]
+    return least if least == most else f"{least}-{most}"
 
 
 def _minutes(seconds):
@@ -127,8 +132,8 @@ def table_row(
         str(len(group)),
         _reached(ends),
         _span(_minutes(end["seconds"]) for end in ends),
-        _span(str(machine.get("threads", "nan")) for machine in machines),
-        _span(str(end.get("tuning_runs", 0)) for end in ends),
+        _span(str(machine.get("threads") or "nan") for machine in machines),
+        _span(str(end.get("tuning_runs") or 0) for end in ends),
         images_of(group[0][0]["config"]),
     )
 

@@ -219,7 +219,8 @@ def announce_duration(
     if total < 120:
         return
     left = f"{total/60:.0f} minutes" if total < 7200 else f"{total/3600:.0f} hours"
-    say(f"one step takes about {typical:.2g} s, the {steps} that are left about {left}")
+    per_step = f"{typical:.2g}" if typical < 10 else f"{typical:.0f}"
+    say(f"one step takes about {per_step} s, the {steps} that are left about {left}")
 
 
 def describe_start(
@@ -240,7 +241,7 @@ def describe_start(
 def describe_scores(row):
     "What was spent and what it bought, short enough for a bar."
     tested, share = leading(row)
-    tested = "validation (nonprivate)" if "nonprivate" in row else tested
+    tested = tested.replace("validation accuracy", "validation")  # a bar is narrow
     return f"eps {row['eps']:.3f}  {tested} {share:.2%}"
 
 
@@ -420,9 +421,11 @@ def conclude(
         say(describe_end(end))
     if len(ends) < 2:
         return
-    names, shares = zip(*map(leading, ends))
-    mean, std = mean_std(100*share for share in shares)
+    whole = [leading(end) for end in ends if end["finished"]]
+    if len(whole) > 1:
+        names, shares = zip(*whole)
+        mean, std = mean_std(100*share for share in shares)
+        say(f"\n{len(whole)} finished runs: {names[0]} {mean:.2f} +- {std:.2f} % "
+            "(mean and standard deviation).")
     eps = composed_epsilon(ends, ends[0]["plan"])
-    say(f"\n{len(ends)} runs: {names[0]} {mean:.2f} +- {std:.2f} % "
-        f"(mean and standard deviation).\n"
-        f"Publishing all of them spends more than one: eps = {eps:.3g} together.")
+    say(f"Publishing all {len(ends)} spends more than one: eps = {eps:.3g} together.")

@@ -21,7 +21,7 @@ from .dpsgd import FlatClip
 from .encoders import find_start
 from .ladder import images_of
 from .presets import (
-    FEATURES, PRESETS, fit_out, make_config, make_network, planned_steps)
+    FEATURES, PRESETS, fit_out, make_config, make_network, overrides_of, planned_steps)
 from .encoded import ENCODED, encoded
 from .public_features import PUBLIC, untrained_features
 from .records import (
@@ -53,7 +53,10 @@ def stand_in(
     device=None,  # where the rows are
 ):                # `Examples` of the size and shape that a run would have
     "Make a data set of one made-up row, repeated."
-    n = IMAGES[config.data][0] - config.n_val
+    whole = IMAGES[config.data][0]
+    if not config.n_val < whole:
+        raise ValueError(f"n_val={config.n_val} leaves nobody to train on: pass less than {whole}")
+    n = whole - config.n_val
     classes = CLASSES.get(config.data, 10)
 
     def repeated(v):
@@ -100,8 +103,10 @@ def in_words(
     seconds,
 ):  # str
     "Say a time as a person would."
-    if seconds < 100:
+    if seconds < 10:
         return f"{seconds:.2g} seconds"
+    if seconds < 100:
+        return f"{seconds:.0f} seconds"
     return f"{seconds/60:.0f} minutes" if seconds < 6000 else f"{seconds/3600:.1f} hours"
 
 
@@ -142,7 +147,8 @@ def rehearse(
     data = stand_in(config, pick_device(job.device))
     without = missing_start(config)
     start = "" if without else config.start  # steps from other weights take as long
-    whole = replace(config, start=start, head_steps=0)  # steps of the last layer alone take less
+    head = "bars" if config.new_head else ""  # needs no images; steps take as long
+    whole = replace(config, start=start, new_head=head, head_steps=0)  # its first steps take less
     trainer = make_trainer(whole, data)
     seconds, how = step_seconds(trainer)
     plan = trainer.plan
@@ -203,7 +209,8 @@ def record_words(
 ):            # str
     "Say how many seeds there are, and what they reached."
     alike = {}
-    for record in distinct(records):
+    usual = [record for record in records if not overrides_of(record[0]["config"])]
+    for record in distinct(usual):
         alike.setdefault(settings(record), []).append(leading(record[-1]))
     if not alike:
         return "-"

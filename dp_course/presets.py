@@ -41,12 +41,12 @@ class Config:
     preset:str = ""            # name of the preset
     about:str = ""             # one line for --help
     data:str = "digits"        # as for `load`, or a key of `SCANS`
-    features:str = ""          # "scatter": of lesson 11; "leaves": more; a key of `PUBLIC`: of 16
+    features:str = ""          # "": pixels; "scatter", "leaves" ...: lesson 11; of `PUBLIC`: 16
     centre:float = 0.          # noise multiplier of the mean that leaf features are centred by
     model:str = "resnet20"     # a key of `MODELS`, `HEADS` (with features), `PIXELWISE`
     start:str = ""             # encoder to begin with, synthetic or public: a name or a file
     head_steps:int = 0         # first steps, of the last layer alone
-    new_head:str = ""          # public images ("cifar100", "bars") behind whose mean it begins at 0
+    new_head:str = ""          # of zeros, behind the mean of public images ("cifar100", "bars")
     learns:str = ""            # "head", "head+norms", "head+adapters": the rest is frozen; "": all
     unit:str = ""              # whom the guarantee is for: "patient"; "": an example
     eps:float = 3.             # budget
@@ -265,6 +265,7 @@ ENGINES = {
 }
 
 CHOICES = {
+    "data": ("digits", "mnist", "fashion", "cifar10", "cifar100", *SCANS),
     "features": ("", *FEATURES),
     "model": {**MODELS, **HEADS, **PIXELWISE},
     "engine": ENGINES,
@@ -397,7 +398,7 @@ _LEAVES_ENCODER = dict(
     about="the same, and what an encoder says that has seen only synthetic leaves",
     features="leaves-encoder",
     model="leaves_heavy",
-    tuning_runs=67,  # 36 of leaves before it, 25 fits of kernels, six of its own
+    tuning_runs=67,  # 36 of leaves before it, 25 kernel regressions, six of its own
 )
 
 _LEAVES_CNN = dict(
@@ -745,6 +746,7 @@ def make_config(
     "Look up a preset, override what is asked, and refuse what makes no sense."
     # ValueError: the rule, the value, the way out
     given = {name: value for name, value in overrides.items() if value is not None}
+    check_types(given)
     config = Config(preset, **{**_preset(preset), **given})
     _check_numbers(config)
     _check_names(config)

@@ -8,7 +8,6 @@ __all__ = ['random_views', 'align_uniform', 'Pretraining', 'leaf_stock', 'pretra
            'load_start', 'save_encoder', 'ENCODERS', 'encoder_features', 'stage_maps']
 
 # %% ../nbs/workshop/pretrain.ipynb #66d23c8c
-import argparse
 import json
 import math
 import sys
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from .accounting import PrivacyPlan
+from .command import Parser
 from .core import data_root, keep_memory, patch_to, progress
 from .data import load
 from .dpsgd import FlatClip
@@ -136,6 +136,9 @@ class Pretraining:
             raise ValueError(f"batch_size={self.batch_size}, images={self.images}, "
                              f"views={self.views}: pass 2 <= batch_size <= images, and enough "
                              "views for one step")
+        if self.size < 8 or self.outputs < 1 or not self.lr > 0:
+            raise ValueError(f"size={self.size}, outputs={self.outputs}, lr={self.lr}: pass size >= "
+                             "8, outputs >= 1 and lr > 0")
         # settled once: a checkpoint and a record say which it was
         object.__setattr__(self, "precision", settled_precision(self.precision))
 
@@ -365,13 +368,18 @@ def engine(
     return summed
 
 # %% ../nbs/workshop/pretrain.ipynb #9e32ebf7
+def _count(text):
+    "Read a number such as 2e6."
+    # ValueError: no number, or an infinite one
+    return int(float(text)) if math.isfinite(float(text)) else int(text)
+
+
 def _parser():
     "The options of `dp-pretrain`."
     usual = Pretraining()
-    parser = argparse.ArgumentParser(
-        "dp-pretrain", description="Learn first weights from synthetic images; no budget is spent.")
+    parser = Parser("dp-pretrain", description="Learn first weights from synthetic images.")
     parser.add_argument("model", nargs="?", default=usual.model, choices=list(ENCODERS))
-    parser.add_argument("--views", type=float, default=usual.views, help="in all (default 4e6)")
+    parser.add_argument("--views", type=_count, default=usual.views, help="in all (default 4e6)")
     parser.add_argument("--batch-size", type=int, default=usual.batch_size, help="images a step")
     parser.add_argument("--images", type=int, default=usual.images, help="in stock")
     parser.add_argument("--size", type=int, default=usual.size, help="pixels each way")
@@ -379,7 +387,8 @@ def _parser():
     parser.add_argument("--seed", type=int, default=usual.seed)
     parser.add_argument("--precision", choices=PRECISIONS, default="auto")
     parser.add_argument("--probe", action="store_true",
-                        help="judge the checkpoint in --out on CIFAR-10's validation split")
+                        help="judge the checkpoint in --out: four private runs at eps 3 on "
+                             "CIFAR-10's training images")
     parser.add_argument("--data", metavar="DIR", help="folder of data sets, for --probe")
     return slice_options(parser)
 
@@ -387,7 +396,7 @@ def _parser():
 def _asked_for(args):
     "Work, or judge."
     names = "model batch_size images size lr seed precision".split()
-    config = Pretraining(views=int(args.views), **{name: getattr(args, name) for name in names})
+    config = Pretraining(views=args.views, **{name: getattr(args, name) for name in names})
     if args.probe:
         judge(pick_up_slices(config, args.out), args.data)
         return
@@ -401,9 +410,8 @@ def main(
     argv=None,  # command line; default: this process's
 ):              # exit code: 0; 2 after one line on stderr
     "Run `dp-pretrain`."
-    args = _parser().parse_args(argv)
     keep_memory()
-    return exit_code("dp-pretrain", partial(_asked_for, args))
+    return exit_code("dp-pretrain", lambda: _asked_for(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__" and globals().get("__package__") == "dp_course":

@@ -27,8 +27,7 @@ from pathlib import Path
 import torch
 
 import dp_course
-from .accounting import RDPAccountant, epsilon
-
+from .accounting import RDPAccountant
 from .checkpoints import write_all
 from .core import PALETTE, machine, panels, patch_to
 from .presets import overrides_of
@@ -216,7 +215,8 @@ def read_record(
     runs = read_runs(path)
     if len(runs) > 1:
         where = f"{path}, line {len(runs[0]) + 1},"
-        raise ValueError(f"{where} starts a second run: read it with read_runs")
+        raise ValueError(f"{where} starts a second run: a file of many runs (which "
+                             "read_runs reads), not one run's record")
     return runs[0] if runs else []
 
 # %% ../nbs/workshop/records.ipynb #c5a0e188
@@ -279,7 +279,7 @@ def start_line(
         config=told,
         data=trainer.data.name,
         plan={key: getattr(trainer.plan, key) for key in numbers} | _owners(trainer),
-        parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in trainer.params.values()),
         seed="secret" if seed is None else seed,
         seed_policy=trainer.seed_policy,
         init_seed=init_seed,
@@ -601,11 +601,16 @@ def composed_epsilon(
     ends,  # last lines of several runs, of one plan
     plan,  # `PrivacyPlan`
 ):         # at the plan's delta
-    "Account for publishing several runs on the same data."
+    "Account for publishing several runs on the same data, and the means that each bought."
     steps = sum(end.get("computed", end["step"]) for end in ends)
-    if not steps:
+    if not steps and not plan.releases:
         return 0.
-    return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)
+    account = plan.accountant()
+    if steps:
+        account.step(plan.q, plan.sigma, steps)
+    for sigma in plan.releases:
+        account.step(1., sigma, len(ends))
+    return account.epsilon(plan.delta)
 
 # %% ../nbs/workshop/records.ipynb #b4f40cc8
 def leading(
@@ -614,6 +619,8 @@ def leading(
     "Say by which score a run is judged: of scans by the mean Dice of seven layers."
     if "mean_dice" in line:
         return "mean Dice", line["mean_dice"]
+    if "nonprivate" in line:
+        return "validation accuracy (nonprivate)", line["test_accuracy"]
     return "test accuracy", line["test_accuracy"]
 
 # %% ../nbs/workshop/records.ipynb #918d18cb

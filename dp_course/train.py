@@ -356,8 +356,8 @@ def main(
     argv=None,  # command line; default: this process's
 ):              # exit code: 0; 2 after one line on stderr; 130 if interrupted
     "Run `dp-train`."
-    stop = Interrupt()
     peers = Peers(int(os.environ.get("RANK", 0)))
+    stop = None
     try:
         keep_memory()
         if answer(argv, make_engine):  # a question: nothing is trained
@@ -366,6 +366,7 @@ def main(
         if jobs[0].dry_run:
             print(rehearse(jobs[0], make_trainer))
             return 0
+        stop = Interrupt()
         peers = join(jobs[0].device)
         ends = [run(job, stop=stop, peers=peers) for job in jobs if not peers.any(stop())]
         if not peers.rank:
@@ -377,8 +378,11 @@ def main(
     except (ValueError, OSError) as e:
         _complain(e, peers)
         return 2
+    except KeyboardInterrupt:
+        return 130
     finally:
-        stop.restore()
+        if stop:
+            stop.restore()
 
 
 if __name__ == "__main__" and globals().get("__package__") == "dp_course":

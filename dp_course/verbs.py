@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from .command import Parser, make_parser
-from .comparisons import compare, plot_records
+from .comparisons import compare, plot_records, read_all
 from .estimates import list_presets
 from .releases import open_release
 from .tasks import dice_words
@@ -40,8 +40,8 @@ def predict(
     for path in args.images:
         named, resized = found.predict(path)
         likely = ", ".join(f"{name} ({chance:.1%})" for name, chance in named)
-        size = "x".join(map(str, found.about["image"][:0:-1]))
-        lines.append(f"{path}: {likely}" + f"; made {size} pixels"*resized)
+        _, height, width = found.about["image"]
+        lines.append(f"{path}: {likely}" + f"; made {width}x{height} pixels"*resized)
     return "\n".join(lines)
 
 # %% ../nbs/workshop/verbs.ipynb #fd313b41
@@ -50,13 +50,15 @@ def plot(
 ):         # str
     "Draw records."
     figure = plot_records(args.records)
+    notes = read_all(args.records)[1] if len(args.records) > 1 else []
+    to = args.to if args.to.suffix else args.to.with_suffix(".png")
     try:
-        figure.savefig(args.to, dpi=150)
+        figure.savefig(to, dpi=150)
     except ValueError as error:
         raise ValueError(f"--to {args.to}: {error}") from None
     finally:
         plt.close(figure)
-    return str(args.to)
+    return "\n".join([str(to), *notes])
 
 
 VERBS = {

@@ -868,11 +868,59 @@ def test_three_seeds_are_summed_up_and_composed(tmp_path, capsys):
     ends = [lines[-1] for lines in runs]
     assert [lines[0]["seed"] for lines in runs] == [0, 1, 2]
     mean, std = mean_std(100*end["test_accuracy"] for end in ends)
-    assert f"3 runs: test accuracy {mean:.2f} +- {std:.2f} %" in text
+    assert f"3 finished runs: test accuracy {mean:.2f} +- {std:.2f} %" in text
     plan = make_plan(make_config("digits-eps3-fast", epochs=1), 1437)
     together = composed_epsilon(ends, plan)
     assert together > 3.5
     assert f"eps = {together:.3g} together" in text
+
+
+def test_means_that_runs_bought_are_in_what_they_cost_together(tmp_path, capsys):
+    # Seen to fail: the account took the steps only, and said less than the runs had spent
+    typed = "leaves-linear-eps3-fast --seed 0 --seeds 3 --out".split()
+    assert main([*typed, str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    lines = load_runs("leaves-linear-eps3-fast", tmp_path)[0]
+    plan, centre = lines[0]["plan"], lines[0]["config"]["centre"]
+    account = PLDAccountant().step(plan["q"], plan["sigma"], 3*plan["steps"])
+    steps_alone = account.epsilon(1e-5)
+    whole = account.step(1., centre, 3).epsilon(1e-5)
+    assert whole > steps_alone + .01
+    assert f"eps = {whole:.3g} together" in text
+    bought = composed_epsilon([dict(step=0)], replace(make_plan(
+        make_config("leaves-linear-eps3-fast"), 1437), releases=(centre,)))
+    assert bought > .3, "a mean that was bought before the first step is spent"
+
+
+def test_a_validation_accuracy_is_not_called_a_test_accuracy(tmp_path, capsys):
+    typed = "digits-eps3-fast --seed 0 --seeds 2 --n-val 300 --out".split()
+    assert main([*typed, str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "2 finished runs: validation accuracy (nonprivate)" in text
+    assert "test accuracy" not in text
+
+
+def test_runs_that_were_cut_short_have_no_mean_but_a_price(tmp_path, capsys):
+    typed = "digits-eps3-fast --seed 0 --seeds 2 --steps 2 --out".split()
+    assert main([*typed, str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "finished runs" not in text and "Publishing all 2 spends more than one" in text
+
+
+def test_a_run_that_begins_with_its_head_counts_all_that_it_trains(tmp_path):
+    # Seen to fail: the body was frozen already when the first line was written
+    config = make_config("resnet20-synthetic-eps3-fast", head_steps=1)
+    record = read_record(quiet(config, out=tmp_path, seed=0)["paths"]["record"])
+    assert record[0]["parameters"] > 100_000
+
+
+def test_a_data_set_is_called_by_its_name(tmp_path, capsys):
+    # Seen to fail: `Digits` was loaded, trained on to the end, and lost in a KeyError
+    for name in ("Digits", "nonsense"):
+        assert main(["digits-eps3-fast", "--set", f"data={name}", "--out", str(tmp_path)]) == 2
+        assert "pass one of digits, mnist" in capsys.readouterr().err
+    assert main(["--dry-run", "--n-val", "2000"]) == 2
+    assert "leaves nobody to train on: pass less than 1437" in capsys.readouterr().err
 
 
 def test_seeds_count_up_and_secret_ones_stay_secret():
