@@ -10,12 +10,16 @@ import argparse
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from dp_course.core import machine
-from dp_course.records import code_version, end_line, run_file, start_line, sweep
+from dp_course.leaves import buy_mean
+from dp_course.presets import make_plan, make_schedule
+from dp_course.records import code_version, end_line, measure, run_file, start_line, sweep
+from dp_course.train import make_trainer, usable_precision
 
 RUNS = Path(__file__).resolve().parent.parent/"runs"
 
@@ -55,6 +59,30 @@ def lines_of(
     end = end_line(settings, trainer, seconds, found["test_accuracy"], "steps") | found
     del end["statement"]  # the plan says the same, in a tenth of the space
     return [{"kind": "start", **start}, {"kind": "end", **end}]
+
+
+def tuned(
+    recipe,
+    config,     # `Config` of one run
+    data,       # its validation split
+    cell,       # settings, as `recipe.run` got them
+    stop=None,  # step; default: the last of the plan
+):              # one run, as `work` wants it
+    "Train once, as `dp-train` would, and judge on the held-out images."
+    plan = make_plan(config, len(data))
+    trainer = make_trainer(config, data, cell["seed"], cell["seed"])
+    if config.centre:
+        buy_mean(trainer, config.centre)
+    trainer.callbacks.append(make_schedule(config, plan.steps))
+    began = time.perf_counter()
+    trainer.fit(min(stop or plan.steps, plan.steps))
+    found = measure(trainer)
+    settings = asdict(config) | cell
+    del settings["preset"]  # the record is a sweep's
+    settings["precision"] = usable_precision(config, trainer.device)
+    return [lines_of(recipe, settings, trainer, time.perf_counter() - began,
+                     test_accuracy=found["accuracy"], eps_pld=plan.epsilon_after(trainer.t),
+                     accuracy_unaveraged=found.get("accuracy_unaveraged"))]
 
 
 def lines_without_privacy(

@@ -11,14 +11,11 @@ and 5 that looked at the test set); three of the 19 used a network that is gone,
 tried networks. What a preset can still say is tried here again, and all of it is repeatable.
 """
 import sys
-import time
-from dataclasses import asdict
 from functools import lru_cache
 
-from dp_course.presets import make_config, make_plan, make_schedule
-from dp_course.records import measure
-from dp_course.train import load_data, make_trainer, usable_precision
-from experiments.harness import chosen, lines_of
+from dp_course.presets import make_config
+from dp_course.train import load_data
+from experiments.harness import chosen, tuned
 
 NAME = "tuning"
 SIZES = {"digits": (1437, 287), "cifar10": (50_000, 5000)}  # training set, held out of it
@@ -44,19 +41,7 @@ def run(
     data=None,  # default: the validation split of the preset's data set
 ):              # one run, as `harness.work` wants it
     "Train once and judge on the held-out images."
-    config = config_of_cell(cell)
-    data = data or examples(cell["base"])
-    plan = make_plan(config, len(data))
-    trainer = make_trainer(config, data, cell["seed"], cell["seed"])
-    trainer.callbacks.append(make_schedule(config, plan.steps))
-    began = time.perf_counter()
-    trainer.fit()
-    found = measure(trainer)
-    settings = asdict(config) | cell
-    del settings["preset"]  # the record is a sweep's
-    settings["precision"] = usable_precision(config, trainer.device)
-    return [lines_of(sys.modules[__name__], settings, trainer, time.perf_counter() - began,
-                     test_accuracy=found["accuracy"], eps_pld=plan.epsilon_after(trainer.t))]
+    return tuned(sys.modules[__name__], config_of_cell(cell), data or examples(cell["base"]), cell)
 
 
 def key(row):
