@@ -134,6 +134,7 @@ class Replay:
         before = _beside(self.before)
         for name, value in _beside(after).items():
             moved = (value - before[name]).abs().max().item()
+            moved = moved if math.isfinite(moved) else math.inf  # max would forget a NaN
             self.side[name] = max(moved, self.side.get(name, 0.))
         return flat(after["gradient"]) - flat(self.before["gradient"])
 
@@ -500,7 +501,7 @@ def canary_distance(
     steps:int,
 ):                # float
     "Predict d' of a Dirac canary in the final weights."
-    return q*math.sqrt(steps)/math.sqrt(sigma**2 + q*(1 - q))
+    return q*math.sqrt(steps)/math.sqrt(sigma**2 + q*(1 - q)/2)
 
 # %% ../nbs/workshop/evidence.ipynb #b2e8ce5d
 def dirac_model(
