@@ -293,11 +293,11 @@ def scores_of(sigma, distance_noise=0):
 
 
 def test_one_run_reads_what_it_should():
-    "FACTS: .92 at the true eps 2.985, 5.5 without noise, 1.4 at sigma/sqrt(2), d' = .615."
+    "FACTS: .92 at the true eps 2.985, 5.5 without noise, 1.4 at sigma/sqrt(2), d' = .617."
     right = one_run_audit(scores_of(1.6138), **CLAIM)
     assert right and .6 < right.numbers["eps read (95 %)"] < 1.3
     assert abs(right.numbers["eps read by theory"] - .92) < .01
-    assert abs(canary_distance(**CLAIM) - .615) < .001
+    assert abs(canary_distance(**CLAIM) - .617) < .001
     less = one_run_audit(scores_of(1.6138/2**.5), **CLAIM)
     assert not less and 1.1 < less.numbers["eps read (95 %)"] < 2.
     assert one_run_audit(scores_of(0.), **CLAIM).numbers["eps read (95 %)"] > 5
