@@ -29,14 +29,20 @@ def _drawn(trial, *shape):
     return torch.randn(shape, generator=trial.generator, dtype=torch.float64)
 
 
-def _case(trial, *shape, hidden=()):
+def _case(
+    trial,
+    *shape,        # of the inputs
+    hidden=(),     # sizes between the layers
+    without=None,  # which layer has no bias
+):
     "A network of linear layers, its loss, inputs (b,...,i) and labels."
     sizes = [shape[-1], *hidden, 4]
     net = nn.Sequential()
-    for i, o in zip(sizes, sizes[1:]):
-        layer = nn.Linear(i, o)
+    for number, (i, o) in enumerate(zip(sizes, sizes[1:])):
+        layer = nn.Linear(i, o, bias=number != without)
         layer.weight.data = _drawn(trial, o, i)/i**.5
-        layer.bias.data = _drawn(trial, o)
+        if number != without:
+            layer.bias.data = _drawn(trial, o)
         net.append(layer)
         net.append(nn.Tanh())
     net.pop(-1)
@@ -77,6 +83,14 @@ def _without_bias(model, loss_fn, x, y):
             del found[name]
     return found
 
+
+def _a_bias_each(model, loss_fn, x, y):
+    "A slip: a bias for every layer, whether it has one or not."
+    for m in model.modules():
+        if isinstance(m, nn.Linear) and m.bias is None:
+            m.bias = nn.Parameter(m.weight.new_zeros(m.out_features))
+    return _alone(model, loss_fn, x, y)
+
 # %% ../nbs/workshop/checks_gradients.ipynb #4809d30a
 def _need_untouched(trial, case):
     "The model itself goes to the student, and comes back as it was."
@@ -113,11 +127,12 @@ def check_hook_gradients(
                 _of_the_batch,
             "that is each example's share of the *mean* loss: differentiate the sum of the losses":
                 _of_the_mean,
-            "the biases are missing: their gradient is g, summed over positions": _without_bias})
+            "the biases are missing: their gradient is g, summed over positions": _without_bias,
+            "a layer without a bias has no gradient for one: look at `m.bias`": _a_bias_each})
     with trial.holds("one layer"):
         trial.same(_alone, *_case(trial, 5, 3), zero=1e-9)
-    with trial.holds("three layers between activations"):
-        trial.same(_alone, *_case(trial, 4, 6, hidden=(5, 7)), zero=1e-9)
+    with trial.holds("three layers between activations, one without a bias"):
+        trial.same(_alone, *_case(trial, 4, 6, hidden=(5, 7), without=1), zero=1e-9)
     with trial.holds("positions: a weight meets every one of them"):
         trial.same(_alone, *_case(trial, 3, 4, 6, hidden=(5,)), zero=1e-9)
     with trial.holds("a batch of one example"):
@@ -129,15 +144,16 @@ def check_hook_gradients(
 
 # %% ../nbs/workshop/checks_gradients.ipynb #1741b00d
 class _Largest(TorchDispatchMode):
-    "The most numbers that any one operation returned."
+    "The most numbers in any tensor that an operation returned."
     def __init__(self):
         super().__init__()
         self.numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.numbers = max(self.numbers, out.numel())
+        for v in (out if isinstance(out, (tuple, list)) else (out,)):
+            if isinstance(v, torch.Tensor):
+                self.numbers = max(self.numbers, v.numel())
         return out
 
 

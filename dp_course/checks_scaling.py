@@ -83,13 +83,14 @@ def _row(n, b, steps, eps, delta):
 
 
 def _advice(n, eps, delta, lr, batch_size, steps, factor, best=max, carry=matched_lr):
-    "Try every split of `factor` between batch and steps."
+    "Try every split of `factor` between batch and steps; no batch is larger than n."
     def row(b, t):
         return _row(n, b, t, eps, delta)
 
     def run(r):
         return r["batch_size"], r["steps"], r["sigma"]
-    tries = [row(batch_size*2**i, steps*factor//2**i) for i in range(factor.bit_length())]
+    powers = [2**i for i in range(factor.bit_length()) if batch_size*2**i <= n]
+    tries = [row(batch_size*k, steps*factor//k) for k in powers]
     chosen = best(tries, key=lambda r: r["snr"])
     B, T, _ = run(chosen)
     return B, T, carry(lr, run(row(batch_size, steps)), run(chosen))
@@ -112,13 +113,15 @@ def check_advise(
 ):                  # `Card`
     "Judge the run that is advised for a larger budget of compute."
     trial = Trial(your_function, "check_advise", seed, (
-        "factor 4: try (B, 4T), (2B, 2T) and (4B, T).",
+        "factor 4: try (B, 4T), (2B, 2T) and (4B, T), as far as the batch is at most n.",
         "For each: `sigma_table(n, [b], eps=eps, delta=delta, steps=t)[0]`, compare its `snr`.",
         "`matched_lr(lr, (batch_size, steps, old_sigma), (B, T, new_sigma))`"), _ADVICE_SLIPS)
     with trial.holds("four times the compute"):
         trial.same(_advice, 12_000, 3., 1e-5, 2., 256, 1024, 4)
     with trial.holds("eight times, another data set"):
         trial.same(_advice, 50_000, 3., 1e-5, 1., 512, 100, 8)
+    with trial.holds("a batch above n is none"):
+        trial.same(_advice, 12_000, 3., 1e-5, 2., 4096, 256, 4)
     with trial.holds("nothing more to spend: the run stays as it is"):
         trial.same(_advice, 12_000, 3., 1e-5, 2., 256, 1024, 1)
     return trial.card()
@@ -135,6 +138,17 @@ def _enough(found, error=None, best=None, errors=2.):
                if found[top].mean() - found[t].mean() <= errors*error(found[t], found[top]))
 
 
+def _walked(found):
+    "A slip: down from the best, as long as it is level."
+    at = max(found, key=lambda t: found[t].mean())
+    top = at
+    for t in sorted((t for t in found if t < top), reverse=True):
+        if _enough({t: found[t], top: found[top]}) != t:
+            break
+        at = t
+    return at
+
+
 _ENOUGH_SLIPS = {
     "that is the best mean: an earlier one may be level with it":
         lambda found: max(found, key=lambda t: found[t].mean()),
@@ -145,7 +159,41 @@ _ENOUGH_SLIPS = {
     "two standard errors, not one": lambda found: _enough(found, errors=1.),
     "compare with the best mean, not with the last T":
         lambda found: _enough(found, best=max(found)),
+    "a T that is not level may have a level one before it: look at all": _walked,
+    "each mean has a spread and a number of runs of its own":
+        lambda found: _enough(found, lambda a, b: (2*b.var()/3)**.5),
+    "the two spreads differ: add var/n of both":
+        lambda found: _enough(found, lambda a, b: (2*b.var()/len(b))**.5),
+    "the number of runs differs from T to T: use len":
+        lambda found: _enough(found, lambda a, b: (a.var()/3 + b.var()/3)**.5),
 }
+
+# %% ../nbs/workshop/checks_scaling.ipynb #7088be6d
+_ENOUGH_CASES = {  # mean (above 80), spread and seeds of T = 64 | 128 | 256 | ...
+    "a plateau: the first of those that are level": (
+        "-4 .3 3 | -2 .5 4 | -.3 .5 3 | -.1 .2 5 | 0 .25 4 | -.2 .3 3",),
+    "two standard errors decide, of both means": (
+        "-.9 .2 5 | -.4 .3 6 | -.3 .3 4 | 0 .3 3",
+        "-4 .3 3 | -.55 .3 4 | -.5 .7 3 | -.23 .2 6 | 0 .2 5",
+        "-.9 .3 3 | -.5 .2 5 | -.35 .2 4 | 0 .6 3"),
+    "level, not level, and level again: the first": (
+        "-.1 .3 3 | -2 .3 4 | 0 .2 5",),
+    "too many steps hurt: the best is not the last": (
+        "-2.1 .3 4 | -.42 .3 6 | 0 .3 6 | -.8 .2 3 | -2 .3 5",),
+    "no spread at all: only the best is level": (
+        "-2 0 3 | -1 0 4 | 0 0 3",),
+}
+
+
+def _found(generator, case):
+    "Accuracies per T, mean and spread exactly as said, in a random order."
+    found = {}
+    for k, words in enumerate(case.split("|"), 6):
+        mean, spread, seeds = (float(word) for word in words.split())
+        base = torch.linspace(-1, 1, int(seeds), dtype=torch.float64)
+        order = torch.randperm(int(seeds), generator=generator)
+        found[2**k] = 80 + mean + spread*(base/base.std())[order]
+    return found
 
 # %% ../nbs/workshop/checks_scaling.ipynb #435662bb
 def check_enough_steps(
@@ -158,20 +206,8 @@ def check_enough_steps(
         "The standard error of a difference: the root of var(a)/len(a) + var(b)/len(b).",
         "The smallest T with best_mean - mean <= 2*error; `.var()` divides by n - 1."),
         _ENOUGH_SLIPS)
-    base = torch.tensor([-1., 0., 1.], dtype=torch.float64)
-
-    def runs(*means, spread=.3):
-        "Three seeds per T, spread exactly as said, in a random order."
-        order = [torch.randperm(3, generator=trial.generator) for _ in means]
-        return {2**k: 80 + mean + spread*base[i]
-                for k, (mean, i) in enumerate(zip(means, order), 6)}
-    with trial.holds("a plateau: the first of those that are level"):
-        trial.same(_enough, runs(-4., -2., -.3, -.1, 0., -.2), rtol=0.)
-    with trial.holds("two standard errors decide, of both means"):
-        trial.same(_enough, runs(-4., -.55, -.45, -.3, -.2, 0.), rtol=0.)
-        trial.same(_enough, runs(-.9, -.40, -.3, 0.), rtol=0.)
-    with trial.holds("too many steps hurt: the best is not the last"):
-        trial.same(_enough, runs(-3., -1., 0., -.8, -2.), rtol=0.)
-    with trial.holds("no spread at all: only the best is level"):
-        trial.same(_enough, runs(-2., -1., 0., spread=0.), rtol=0.)
+    for text, cases in _ENOUGH_CASES.items():
+        with trial.holds(text):
+            for case in cases:
+                trial.same(_enough, _found(trial.generator, case), rtol=0.)
     return trial.card()

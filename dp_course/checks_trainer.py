@@ -45,6 +45,14 @@ def _last_digit(total):
     other[7, 3] = torch.nextafter(other[7, 3], torch.tensor(math.inf, dtype=other.dtype))
     return other
 
+
+def _need_separated(trial, total):
+    "Refuse a name in which seed and t run into each other."
+    first = trial("run", 11, total)
+    for seed in ("run1", "1run"):
+        _need_apart(trial, first, seed, 1, total, said=f"seed {seed!r}, step 1, and 'run', step 11",
+                    why="two names that read the same: put a separator between seed and t")
+
 # %% ../nbs/workshop/checks_trainer.ipynb #f606e2c9
 def check_noise_for(
     your_function,  # `noise_for(seed, t, total)`, standard normal like `total`
@@ -79,6 +87,7 @@ def check_noise_for(
         _need_apart(trial, first, "secret", 7, total + 1, said="another sum",
                     why="one label changed, and the noise is the same: the sum belongs into the "
                         "name")
+        _need_separated(trial, total)
     with trial.holds("down to the last digit, and in this order"):
         _need_apart(trial, first, "secret", 7, total.flip(0), said="rows in another order",
                     why="another sum with the same total: hash every entry in its place")
@@ -217,10 +226,10 @@ def check_private_accuracy(
     "Judge an accuracy on private rows that is released through the trainer's door."
     trial = Trial(your_function, "check_private_accuracy", seed, (
         "How many answers are right is a count. By how much does one example move it?",
-        "`trainer.noisy(name, count, sensitivity=1., sigma=sigma)` gives a noised count; divide "
-        "that by the number of rows.",
+        "`trainer.noisy(name, count, sensitivity=1., sigma=sigma, asked=rows)` gives a noised "
+        "count; divide that by the number of rows.",
         "right = (trainer.model(x).argmax(1) == y).sum().item(), then float(trainer.noisy("
-        "'private accuracy', right, sensitivity=1., sigma=sigma))/len(y)"))
+        "'private accuracy', right, sensitivity=1., sigma=sigma, asked={'x': x, 'y': y}))/len(y)"))
     runs = (40, 5.), (250, 2.)
     scale = "one example moves a count by 1, and a mean of n by 1/n: "
     with trial.holds("one look, paid for at the multiplier asked for"):

@@ -103,7 +103,7 @@ def snr_ceiling(
     eps:float,
     delta:float,
 ):               # what `steps` full batches reach, however many
-    "The signal-to-noise proxy that a budget can buy from `n` examples; no batch size exceeds it."
+    "The signal-to-noise proxy of full batches; no batch size was seen to exceed it at small delta."
     # q = 1: T Gaussian releases with sigma are worth one with
     # sigma/sqrt(T) = gaussian_sigma(eps, delta). ValueError: a number out of range
     _check_positive(n=n)

@@ -22,7 +22,8 @@ FILE = '''def must_pay(events):
 '''
 LOOK = '''def private_accuracy(trainer, x, y, sigma):
     count = (trainer.model(x).argmax(1) == y).sum().item()
-    noisy = trainer.noisy("private accuracy", count, sensitivity=1., sigma=sigma)
+    rows = {"x": x, "y": y}
+    noisy = trainer.noisy("private accuracy", count, sensitivity=1., sigma=sigma, asked=rows)
     return float(noisy)/len(y)
 '''
 PIECES = '''def micro_sum(model, loss_fn, x, y, clip, size):
@@ -48,6 +49,7 @@ WRONG = {
     "check_noise_for": edited(NOISE, {
         "t belongs into the name": (", step {t}", ""),
         "whoever reads the code": ("{seed}, ", ""),
+        "put a separator": ("{seed}, step {t}: ", "{seed}{t}"),
         "the sum belongs into the name": (" + " + BYTES, ""),
         "hash every entry in its place": (BYTES, "str(round(total.sum().item(), 6)).encode()"),
         "rounded, two sums are one": (BYTES, "total.float().numpy().tobytes()"),
@@ -65,8 +67,8 @@ WRONG = {
         "too much noise": ("sensitivity=1.", "sensitivity=2."),
         "leaves the house": ("float(noisy)", "count"),
         "divide the noised count": ("/len(y)", ""),
-        "nobody paid": ("trainer.noisy(\"private accuracy\", count, sensitivity=1., sigma=sigma)",
-                        "count + sigma*torch.randn(()).item()")}),
+        "nobody paid": ("trainer.noisy(\"private accuracy\", count, sensitivity=1., sigma=sigma, "
+                        "asked=rows)", "count + sigma*torch.randn(()).item()")}),
     "check_micro_sum": edited(PIECES, {
         "the last rows are lost": ("in pieces]", "in pieces if len(u) == size]"),
         "the last piece alone": ("sum(part[name] for part in parts)", "parts[-1][name]"),

@@ -14,14 +14,16 @@ HOOKS = '''def hook_gradients(model, loss_fn, x, y):
         x = inputs[name].reshape(len(g), -1, m.in_features)
         g = g.reshape(len(g), -1, m.out_features)
         each[f"{name}.weight"] = torch.einsum("bto,bti->boi", g, x)
-        each[f"{name}.bias"] = g.sum(1)
+        if m.bias is not None:
+            each[f"{name}.bias"] = g.sum(1)
     return each
 '''
 EDITS = {  # diagnosis -> (what the right engine says, what the wrong one says)
     "gradient of the whole batch": (
         '"bto,bti->boi", g, x)\n', '"bto,bti->oi", g, x).expand(len(g), -1, -1)\n'),
     "differentiate the sum of the losses": ("losses.sum()", "losses.mean()"),
-    "the biases are missing": ('        each[f"{name}.bias"] = g.sum(1)\n', ""),
+    "the biases are missing": ("m.bias is not None", "False"),
+    "look at `m.bias`": ("m.bias is not None", "True"),
     "in `finally`": ("        hook.remove()\n", "        pass\n"),
     "use torch.autograd.grad": (
         "    each = {}\n", "    each = {}\n    loss_fn(model(x), y).sum().backward()\n"),
@@ -64,7 +66,10 @@ WRONG = {
             f"lambda c, x, g: (({PATCHES}.mT @ {PATCHES})*(g.flatten(2).mT @ g.flatten(2)))"
             ".sum((1, 2))",
         "these are the gradients":
-            f"lambda c, x, g: (g.flatten(2) @ {PATCHES}.mT).flatten(1).norm(dim=1)"},
+            f"lambda c, x, g: (g.flatten(2) @ {PATCHES}.mT).flatten(1).norm(dim=1)",
+        "take inner products between positions":
+            "lambda c, x, g: torch.stack([torch.autograd.grad(c(u[None]), c.weight, v[None])[0]"
+            ".norm() for u, v in zip(x, g)])"},
     "check_mixed": {
         "t is its square": MIXED.replace("t, fan_in = size**2", "t, fan_in = size"),
         "i*kernel² weights": MIXED.replace("i*kernel**2", "i"),

@@ -14,7 +14,7 @@ UPDATE = '''def next_threshold(C, norms, noise, batch_size, quantile, lr):
 JUDGE = '''def judge(a, b):
     d = a - b
     t = (d.mean()/(d.std()/len(d)**.5)).item()
-    if abs(t) <= 2.78:
+    if not abs(t) > 2.78:
         return "no verdict"
     return "better" if t > 0 else "worse"
 '''
@@ -22,6 +22,12 @@ WRONG = {
     "check_smallest_fair": {
         "a mean of 0 has no sign": FAIR.replace("== sign", "in (sign, 0)"),
         "from above only": FAIR.replace("clamp(-k/2, k/2)", "clamp(max=k/2)"),
+        "walk up from 0.5": '''def smallest_fair(pulls):
+    C = math.ceil(2*pulls.abs().max().item())/2
+    while C > .5 and pulls.clamp(.5 - C, C - .5).mean().sign() == pulls.mean().sign():
+        C -= .5
+    return C
+''',
         "nobody is clipped": "lambda pulls: math.ceil(2*pulls.abs().max().item())/2"},
     "check_next_threshold": {
         "which is private": UPDATE.replace("/batch_size", "/max(1, len(norms))"),
@@ -42,7 +48,8 @@ WRONG = {
         "take the root": "lambda s, b: s**-2 - (2*b)**-2"},
     "check_judge": {
         "two means always differ": "lambda a, b: 'better' if a.mean() > b.mean() else 'worse'",
-        "not 2 or less": JUDGE.replace("2.78", "1."),
+        "not 2 or less": JUDGE.replace("2.78", "2."),
+        "0/0 is NaN": JUDGE.replace("not abs(t) >", "abs(t) <="),
         "never learns anything": "lambda a, b: 'no verdict'",
         "seed by seed": JUDGE.replace("d.std()", "(a.var() + b.var())**.5"),
         "the other way round": JUDGE.replace("d = a - b", "d = b - a"),

@@ -11,7 +11,8 @@ ADVISE = '''def advise(n, eps, delta, lr, batch_size, steps, factor):
         return sigma_table(n, [b], eps=eps, delta=delta, steps=t)[0]
     def run(r):
         return r["batch_size"], r["steps"], r["sigma"]
-    tries = [row(batch_size*2**i, steps*factor//2**i) for i in range(factor.bit_length())]
+    powers = [2**i for i in range(factor.bit_length()) if batch_size*2**i <= n]
+    tries = [row(batch_size*k, steps*factor//k) for k in powers]
     best = max(tries, key=lambda r: r["snr"])
     old = run(row(batch_size, steps))
     return best["batch_size"], best["steps"], matched_lr(lr, old, run(best))
@@ -42,6 +43,19 @@ WRONG = {
         "spreads by std/sqrt(n)": ENOUGH.replace("/len(found[t])", "").replace("/len(found[best])",
                                                                                ""),
         "add the variances of both": ENOUGH.replace(" + found[best].var()/len(found[best])", ""),
+        "a number of runs of its own": ENOUGH.replace(
+            "found[t].var()/len(found[t]) + found[best].var()/len(found[best])",
+            "2*found[best].var()/3"),
+        "use len": ENOUGH.replace("len(found[t])", "3").replace("len(found[best])", "3"),
+        "look at all": '''def enough_steps(found):
+    best = first = max(found, key=lambda t: found[t].mean())
+    for t in sorted((t for t in found if t < best), reverse=True):
+        error = (found[t].var()/len(found[t]) + found[best].var()/len(found[best]))**.5
+        if found[best].mean() - found[t].mean() > 2*error:
+            return first
+        first = t
+    return first
+''',
         "not one": ENOUGH.replace("2*error", "error"),
         "not with the last T": ENOUGH.replace("max(found, key=lambda t: found[t].mean())",
                                               "max(found)")},
