@@ -38,7 +38,9 @@ def read_all(
     runs, notes = [], []
     for name in names:
         lines = read_record(find_record(name))
-        stated(lines, "config", "data", "plan", "seed")
+        start = stated(lines, "config", "data", "plan", "seed")
+        if start["seed"] == "secret":
+            stated(lines, "started", "init_seed")  # they tell such runs apart
         end = lines[-1]
         known = [end.get(key) for key in ("test_accuracy", "eps_pld", "seconds")]
         if end.get("finished") and None not in known:

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['Interrupt', 'Stopwatch', 'TimeLimit', 'Stop', 'Run', 'AtEpochs', 'Evaluation', 'EpochRow', 'RowWriter', 'Checkpoint',
            'announce_duration', 'describe_start', 'describe_scores', 'describe_row', 'Lines', 'Bar', 'discard',
-           'finish', 'tidy', 'describe_end', 'conclude']
+           'finish', 'tidy', 'complain', 'describe_end', 'conclude']
 
 # %% ../nbs/workshop/console.ipynb #b901002f
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -380,6 +381,17 @@ def tidy(
     return removed
 
 # %% ../nbs/workshop/console.ipynb #d4f9c194
+def complain(
+    error,
+    peers:Peers,
+):
+    "Say on stderr, in one line, what is wrong; what every process finds is told once."
+    if peers.world == 1 and peers.rank:
+        return
+    who = f"dp-train (process {peers.rank})" if peers.world > 1 else "dp-train"
+    print(f"{who}:", *str(error).split(), file=sys.stderr)
+
+
 def _describe_cut(end):
     "Why a run ended before its plan did, what it spent, and how it goes on."
     step, steps = end["step"], end["plan"].steps

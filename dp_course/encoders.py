@@ -40,7 +40,8 @@ def save_encoder(
 # %% ../nbs/workshop/encoders.ipynb #b5cdb5ec
 _PUBLIC = ("public-net", "max-100", "half-rand-50", "min-rand-10", "wide-100")
 MADE_BY = {  # start -> the command that makes it, and the file that has to be moved then
-    "resnet20-synthetic": ("dp-pretrain resnet20 --views 2e6 --out out", "out/pretrain-resnet20-0.pt"),
+    "resnet20-synthetic": (
+        "dp-pretrain resnet20 --views 2e6 --out out", "out/pretrain-resnet20-0.pt"),
     **{name: (f"python -m dp_course.public_nets {name} --out out", f"out/{name}.pt")
        for name in _PUBLIC},
     "unet16-phantoms": ("python -m experiments segmentation pretrain", ""),  # found where it is

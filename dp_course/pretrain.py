@@ -137,8 +137,8 @@ class Pretraining:
                              f"views={self.views}: pass 2 <= batch_size <= images, and enough "
                              "views for one step")
         if self.size < 8 or self.outputs < 1 or not self.lr > 0:
-            raise ValueError(f"size={self.size}, outputs={self.outputs}, lr={self.lr}: pass size >= "
-                             "8, outputs >= 1 and lr > 0")
+            raise ValueError(f"size={self.size}, outputs={self.outputs}, lr={self.lr}: pass "
+                             "size >= 8, outputs >= 1 and lr > 0")
         # settled once: a checkpoint and a record say which it was
         object.__setattr__(self, "precision", settled_precision(self.precision))
 

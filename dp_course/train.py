@@ -22,7 +22,7 @@ from .batches import tree_map
 from .command import Job, parse
 from .console import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
-    Stopwatch, TimeLimit, conclude, describe_start, discard, finish, tidy)
+    Stopwatch, TimeLimit, complain, conclude, describe_start, discard, finish, tidy)
 from .core import keep_memory, machine, pick_device
 from .dpsgd import FlatClip
 from .engines import bf16_engine, fixed_shape, has_bfloat16
@@ -344,14 +344,6 @@ def run(
         return finish(here, scores, watch.seconds, reasons.why) if here.record else None
 
 # %% ../nbs/12_resnet20.ipynb #8d341279
-def _complain(error, peers):
-    "Say on stderr, in one line, what is wrong; a mistype is told once."
-    if peers.world == 1 and peers.rank:
-        return
-    who = f"dp-train (process {peers.rank})" if peers.world > 1 else "dp-train"
-    print(f"{who}:", *str(error).split(), file=sys.stderr)
-
-
 def main(
     argv=None,  # command line; default: this process's
 ):              # exit code: 0; 2 after one line on stderr; 130 if interrupted
@@ -376,7 +368,7 @@ def main(
     except SystemExit as e:  # --help
         return e.code
     except (ValueError, OSError) as e:
-        _complain(e, peers)
+        complain(e, peers)
         return 2
     except KeyboardInterrupt:
         return 130

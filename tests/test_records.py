@@ -258,7 +258,8 @@ def test_lines_say_what_the_run_was(tmp_path):
     plan = PrivacyPlan(n=1000, batch_size=100, steps=10, eps=3., delta=1e-5)
     model = nn.Linear(3, 2)
     trainer = SimpleNamespace(
-        plan=plan, model=model, data=SimpleNamespace(name="made up", test_y=torch.zeros(5)), t=10,
+        plan=plan, model=model, params=dict(model.named_parameters()), t=10,
+        data=SimpleNamespace(name="made up", test_y=torch.zeros(5)),
         seed_policy="secret", device=torch.device("cpu"),
         epsilon=lambda accountant=None: 3.1 if accountant else 2.9, computed=11,
         statement=lambda: "words", clip=SimpleNamespace(sensitivity=.5),

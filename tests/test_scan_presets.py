@@ -248,7 +248,7 @@ def test_seeds_are_summed_up_by_dice(ended, tmp_path, capsys):
     records = sorted(tmp_path.glob("*.jsonl"))
     shares = [100*read_record(path)[-1]["mean_dice"] for path in records]
     mean = sum(shares)/2
-    assert f"2 runs: mean Dice {mean:.2f}" in out
+    assert f"2 finished runs: mean Dice {mean:.2f}" in out
     assert f"{mean:.2f} +-" in compare(records) and "(Dice)" in compare(records)
     figure = plot_records(records)
     assert figure.axes[0].get_ylabel() == "mean Dice (%)"
