@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from .core import PALETTE, panels
 from .presets import PRESETS, make_config
-from .records import LABELS
+from .presets import LABELS
 
 # %% ../nbs/workshop/tables.ipynb #cd342751
 def changed(

@@ -92,7 +92,7 @@ def main(argv=None):
     about = {"date": date.today().isoformat(), "code": code_version(),
              "machine": machine(("torch", "scipy")), "alpha": 1e-3}
     if before:
-        about["other audits"] = before["code"]
+        about["other audits"] = before.get("other audits", before["code"])
     out.write_text(json.dumps({**about, "rows": rows}, indent=1, allow_nan=False) + "\n")
 
 
