@@ -10,8 +10,7 @@ import json
 from dataclasses import asdict
 
 from .core import PALETTE, panels
-from .presets import PRESETS, make_config
-from .presets import LABELS
+from .presets import LABELS, PRESETS, make_config
 
 # %% ../nbs/workshop/tables.ipynb #cd342751
 def changed(
