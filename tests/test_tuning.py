@@ -36,4 +36,4 @@ def test_the_record_is_whole_and_the_preset_is_its_best():
     best = max(first, key=lambda row: row["accuracy"])
     now = make_config("digits-eps3")
     assert (best["lr"], best["batch"], best["schedule"]) == (now.lr, now.batch_size, now.schedule)
-    assert len(tuning.PARTS["linear"]([])) == 6 and len(tuning.PARTS["cnn"]([])) == 5
+    assert len(tuning.PARTS["linear"]([])) == 8 and len(tuning.PARTS["cnn"]([])) == 5
