@@ -101,7 +101,8 @@ def check_best_of(
     "Judge what reporting the best of k seeds adds, in expectation."
     trial = Trial(your_function, "check_best_of", seed, (
         "One seed gains nothing; two gain std/sqrt(pi).",
-        "The mean of the largest is the integral of x times its density: a sum over a fine grid.",
+        "All k stay below x with probability cdf(x)**k; the derivative is the density of the "
+        "largest, and its mean the integral of x times that: a sum over a fine grid.",
         "`x = np.linspace(-9, 9, 18_001)`, density `k*norm.cdf(x)**(k - 1)*norm.pdf(x)`, and "
         "`std*np.trapezoid(x*density, x)`"), {
             "that is std times the root of 2 log k, which holds for huge k only":
