@@ -7,7 +7,8 @@
     python -m experiments leaves cnn          4 settings, 120 steps
     python -m experiments leaves resnet       ResNet-20 for a CPU: 3 rates, 100 of 400 steps
     python -m experiments leaves momentum     ... the report's momentum and batch, 2 rates
-    python -m experiments leaves synthetic    ... from an encoder: 3 rates, 150 of 600 steps
+    python -m experiments leaves synthetic    ... from an encoder: 3 rates, 150 of 600 steps;
+                                              four views
 
 All on 45,000 training images and judged on the 5,000 others (`n_val`), never on the test set, at
 eps = 3. `resnet` takes 100 of 400 steps with batch 4096, `momentum` 150 of 800 with 2048,
@@ -91,5 +92,5 @@ PARTS = {
     "momentum": grid("resnet20-cpu-eps3", *(dict(lr=lr) for lr in (.5, 1.)),
                      momentum=.9, **SMALLER),
     "synthetic": grid("resnet20-synthetic-eps3", *(dict(lr=lr) for lr in (.5, 1., 2.)),
-                      momentum=.9, head_steps=50, **STARTED),
+                      dict(lr=1., views=4), momentum=.9, head_steps=50, **STARTED),
 }
