@@ -102,8 +102,9 @@ def judged(
 
 
 def main():
+    day = time.strftime("%Y-%m-%d", time.gmtime())
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/kernel-weights.json"))
+    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-kernel-weights.json"))
     args = parser.parse_args()
     data = load_data(make_config(PRESET, n_val=SPLIT))
     chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:FITTED]
