@@ -117,8 +117,8 @@ def main():
         found = judged(mixed(kernels, weights), y, held_y, noise)
         rows.append({"weights": weights} | found | {"seconds": time.perf_counter() - began})
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
-    told = dict(date=day, how=__doc__, data=data.name, fitted=FITTED, judged=SPLIT, noise_per_ridge=noise,
-                code=code_version(), machine=machine(), rows=rows)
+    told = dict(date=day, how=__doc__, data=data.name, fitted=FITTED, judged=SPLIT,
+                noise_per_ridge=noise, code=code_version(), machine=machine(), rows=rows)
     args.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
