@@ -2,7 +2,7 @@
 
     python -m experiments tuning digits     9 rates and batches, 2 others, the best two 3 times
     python -m experiments tuning linear     scatter-linear: 4 rates, 2 schedules, half the batch,
-                                            fewer steps; 5 minutes each
+                                            fewer steps (240, 120); 2 to 4 minutes each
     python -m experiments tuning cnn        scatter-cnn: 3 rates, 2 schedules; 6 minutes each
 
 287 of the 1,437 digits, or 5,000 of the 50,000 CIFAR-10 images, are held out of the *training* set
@@ -84,7 +84,9 @@ PARTS = {
     "linear": grid("scatter-linear-eps3", *(dict(lr=lr) for lr in (.6, 1.2, 2.4, 4.8)),
                    dict(lr=2.4, schedule="linear"), dict(lr=4.8, schedule="linear"),
                    dict(batch_size=4096, epochs=STEPS*4096/50_000),
-                   dict(epochs=2/3*STEPS*8192/50_000)),
+                   *(dict(epochs=STEPS/k*8192/50_000) for k in (1.5, 3)),
+                   *(dict(lr=2.4, schedule="linear", epochs=STEPS/k*8192/50_000)
+                     for k in (1.5, 3))),
     "cnn": grid("scatter-cnn-eps3", *(dict(lr=lr) for lr in (4., 8., 12.)),
                 dict(lr=4., schedule="constant"), dict(lr=8., max_norm=.1)),
 }

@@ -37,7 +37,7 @@ def test_the_record_is_whole_and_the_preset_is_its_best():
     assert (best["lr"], best["batch"], best["schedule"]) == (now.lr, now.batch_size, now.schedule)
 
 
-@pytest.mark.parametrize("part, count", [("linear", 8), ("cnn", 5)])
+@pytest.mark.parametrize("part, count", [("linear", 11), ("cnn", 5)])
 def test_what_is_recorded_of_scattering_is_a_cell(part, count):
     cells = tuning.PARTS[part]([])
     keys = {tuning.key(cell) for cell in cells}
