@@ -20,7 +20,6 @@ from experiments.harness import chosen, tuned
 
 NAME = "tuning"
 SIZES = {"digits": (1437, 287), "cifar10": (50_000, 5000)}  # training set, held out of it
-STEPS = 360  # of scatter-linear
 FIELDS = "lr schedule batch_size epochs max_norm".split()  # what is tried
 
 
@@ -60,9 +59,14 @@ def cell_of(preset, seed=0, **setting):
     return cell | {"batch": cell["batch_size"]}
 
 
-def grid(preset, *settings):
+def grid(preset, *settings, **same):
     "A part: settings of one preset, one seed."
-    return lambda recorded: [cell_of(preset, **setting) for setting in settings]
+    return lambda recorded: [cell_of(preset, **(same | setting)) for setting in settings]
+
+
+def steps(count, batch=8192):
+    "So many steps, in epochs of CIFAR-10."
+    return dict(epochs=count*batch/50_000)
 
 
 def digits(recorded):
@@ -83,10 +87,10 @@ PARTS = {
     "digits": digits,
     "linear": grid("scatter-linear-eps3", *(dict(lr=lr) for lr in (.6, 1.2, 2.4, 4.8)),
                    dict(lr=2.4, schedule="linear"), dict(lr=4.8, schedule="linear"),
-                   dict(batch_size=4096, epochs=STEPS*4096/50_000),
-                   *(dict(epochs=STEPS/k*8192/50_000) for k in (1.5, 3)),
-                   *(dict(lr=2.4, schedule="linear", epochs=STEPS/k*8192/50_000)
-                     for k in (1.5, 3))),
+                   dict(batch_size=4096, **steps(360, 4096)),
+                   *(steps(count) for count in (240, 120)),
+                   *(dict(lr=2.4, schedule="linear", **steps(count)) for count in (240, 120)),
+                   **steps(360)),
     "cnn": grid("scatter-cnn-eps3", *(dict(lr=lr) for lr in (4., 8., 12.)),
                 dict(lr=4., schedule="constant"), dict(lr=8., max_norm=.1)),
 }
