@@ -362,10 +362,10 @@ _LINEAR = dict(
     about="a linear model on scattering features: minutes on a laptop",
     model="scatter_linear",
     engine="linear",
-    epochs=360*8192/50_000,  # 360 steps
+    epochs=240*8192/50_000,  # 240 steps
     lr=1.2,
     micro_batch=2048,
-    tuning_runs=17,
+    tuning_runs=23,
 )
 
 _CNN = dict(
