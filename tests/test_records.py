@@ -185,10 +185,10 @@ def test_a_foreign_file_in_the_folder_is_named(tmp_path):
 # ---- finding
 
 @pytest.mark.parametrize("name", [
-    "digits-eps3-0", "2026-11-21-digits-eps3-0", "digits-eps3-0.jsonl",
-    "2026-11-21-digits-eps3-0.jsonl", "*-digits-eps3-0.jsonl"])
+    "digits-eps3-0", "2026-11-23-digits-eps3-0", "digits-eps3-0.jsonl",
+    "2026-11-23-digits-eps3-0.jsonl", "*-digits-eps3-0.jsonl"])
 def test_a_record_is_found_by_any_of_its_names(name):
-    assert R.run_file(name) == RUNS/"2026-11-21-digits-eps3-0.jsonl"
+    assert R.run_file(name) == RUNS/"2026-11-23-digits-eps3-0.jsonl"
 
 
 def test_a_name_is_not_part_of_another():
