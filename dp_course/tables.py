@@ -42,6 +42,8 @@ class Table(list):
 
 def _from_to(least, most):
     "Two numbers, or one where they are nearly the same."
+    if most < 1:
+        return f"{most:.1f}"
     if most - least < 1:
         return f"{least:.0f}"
     return f"{least:.0f} to {most:.0f}"
