@@ -137,20 +137,6 @@ def scatter_tuning(rows):
 
 # ---- single records
 
-def scatter_linear(rows):
-    "A run from before there was a `Config`: the recipe of the features gets a field of its own."
-    start, *epochs, end = rows
-    old, preset = start["config"], start["preset"]
-    config = pick(old, "preset data") | {"features": "scatter", "model": "scatter_linear"}
-    config |= pick(old, "eps delta batch_size")
-    config["epochs"] = old["steps"]*old["batch_size"]/start["plan"]["n"]
-    config |= pick(old, "max_norm lr momentum micro_batch n_val tuning_runs")
-    config["schedule"] = "constant"  # its epochs say so
-    also = pick(start, "data parameters seed seed_policy init_seed device machine started",
-                data_seconds="features_seconds") | {"recipe": old["recipe"]}
-    return run(preset, also, config, start["plan"], end | {"kind": "end", "why": "steps"}, epochs)
-
-
 def scattering_speed(rows):
     "A measurement: nothing was trained, so there is no config and no plan, only rows."
     start, *rows, end = rows
@@ -166,8 +152,6 @@ CONVERTERS = {
     "digits-eps3-tuning": digits_tuning,
     "scatter-cnn-eps3-tuning": scatter_tuning,
     "scatter-linear-eps3-tuning": scatter_tuning,
-    **{f"scatter-linear-eps3-{seed}": scatter_linear for seed in range(3)},
-    **{f"scatter-linear-eps2.38-{seed}": scatter_linear for seed in range(3)},
     "scattering-speed": scattering_speed,
 }
 
