@@ -42,11 +42,9 @@ class Table(list):
 
 def _from_to(least, most):
     "Two numbers, or one where they are nearly the same."
-    if most < 1:
-        return f"{most:.1f}"
-    if most - least < 1:
-        return f"{least:.0f}"
-    return f"{least:.0f} to {most:.0f}"
+    decimals = 0 if least >= 1 else 1
+    low, high = (f"{value:.{decimals}f}" for value in (least, most))
+    return low if most - least < 10**-decimals else f"{low} to {high}"
 
 
 def _row_of_a_run(row):
