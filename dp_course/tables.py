@@ -43,8 +43,11 @@ class Table(list):
 def _from_to(least, most):
     "Two numbers, or one where they are nearly the same."
     decimals = 0 if least >= 1 else 1
-    low, high = (f"{value:.{decimals}f}" for value in (least, most))
-    return low if most - least < 10**-decimals else f"{low} to {high}"
+    low = f"{least:.{decimals}f}"
+    high = f"{most:.{decimals}f}"
+    if most - least < 10**-decimals:
+        return low
+    return f"{low} to {high}"
 
 
 def _row_of_a_run(row):
