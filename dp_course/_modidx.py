@@ -2254,6 +2254,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                  'dp_course.views._cut': ('workshop/views.html#_cut', 'dp_course/views.py'),
                                  'dp_course.views._reflect': ('workshop/views.html#_reflect', 'dp_course/views.py'),
                                  'dp_course.views._windows': ('workshop/views.html#_windows', 'dp_course/views.py'),
+                                 'dp_course.views.all_views': ('workshop/views.html#all_views', 'dp_course/views.py'),
                                  'dp_course.views.multiplicity': ('workshop/views.html#multiplicity', 'dp_course/views.py'),
                                  'dp_course.views.multiplicity_with_masks': ( 'workshop/views.html#multiplicity_with_masks',
                                                                               'dp_course/views.py'),

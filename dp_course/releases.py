@@ -15,11 +15,12 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from .batches import call_model, tree_map
 from .checkpoints import load_checked, save_atomic
-from .core import patch_to
+from .core import check_count, patch_to
 from .data import Examples
 from .guards import model_input
 from .presets import FEATURES, fit_out, make_network
 from .tasks import SCANS, count_classes, task_of
+from .views import all_views
 
 # %% ../nbs/workshop/releases.ipynb #92ddd94b
 IMAGES = {  # training images, and the shape of one
@@ -140,17 +141,26 @@ def outputs(
 @patch_to(Released)
 def scores(
     self,
-    root=None,  # folder of data sets, as for `load`
-):              # dict: test_accuracy, tested_on, classes; of scans also dice and mean_dice
+    root=None,          # folder of data sets, as for `load`
+    shifts:int=0,       # mean over all shifts by up to so many pixels
+    mirror:bool=False,  # and over their mirror images
+):  # dict: test_accuracy, tested_on, views, classes; of scans also dice and mean_dice
     "Test a release on the data set that it was made for."
-    # FileNotFoundError, DataError: from `load`
+    # FileNotFoundError, DataError: from `load`; ValueError: shifts that don't fit, views of scans
     name, classes = self.about["data"], self.about["classes"]
+    if name in SCANS and (shifts or mirror):
+        raise ValueError(f"{name} is tested with masks, which don't move with the views: "
+                         "leave shifts and mirror away")
+    check_count(0, min(self.about["image"][1:]) - 1, shifts=shifts)
     data = task_of(name).load(name, root)
-    output, y = self.outputs(self.prepared(data.test_x, data.test_y))
+    y = data.test_y
+    views = list(all_views(data.test_x, shifts, mirror))
+    output = sum(self.outputs(self.prepared(x, y))[0] for x in views)
     counts = count_classes(output.argmax(1), y, len(classes))
     right, total, _ = counts.sum(1).tolist()
     more = task_of(name).scores(counts)
-    return dict(test_accuracy=right/total, tested_on=len(y), classes=classes, **more)
+    return dict(
+        test_accuracy=right/total, tested_on=len(y), views=len(views), classes=classes, **more)
 
 
 @patch_to(Released)

@@ -19,16 +19,17 @@ from .tasks import dice_words
 
 # %% ../nbs/workshop/verbs.ipynb #f2db0b1d
 def evaluate(
-    args,  # file, data
+    args,  # file, data, shifts, mirror
 ):         # str
     "Test a release again."
     found = open_release(args.file)
-    scores = found.scores(args.data)
+    scores = found.scores(args.data, args.shifts, args.mirror)
     tested, lead = "test accuracy", ""
     if "mean_dice" in scores:
         tested, lead = "share of pixels right", dice_words(scores) + "\n"
+    views = f", mean over {scores['views']} views of each"*(scores["views"] > 1)
     return (f"{found.statement}\n\n{lead}{tested} {scores['test_accuracy']:.2%} of "
-            f"{scores['tested_on']:,} images ({found.about['data']})")
+            f"{scores['tested_on']:,} images ({found.about['data']}){views}")
 
 
 def predict(
@@ -81,6 +82,9 @@ def make_verb_parser(
                             help="*.jsonl that dp-train wrote, or a name in runs/")
     if verb == "evaluate":
         parser.add_argument("--data", metavar="DIR", help="folder of data sets")
+        parser.add_argument("--shifts", metavar="PIXELS", type=int, default=0,
+                            help="mean over all shifts by up to so many pixels (default: 0)")
+        parser.add_argument("--mirror", action="store_true", help="and over their mirror images")
     if verb == "predict":
         parser.add_argument("images", metavar="IMAGE", nargs="+", help="any that Pillow reads")
     if verb == "plot":
@@ -88,7 +92,7 @@ def make_verb_parser(
                             help="figure to write (default: records.png)")
     return parser
 
-
+# %% ../nbs/workshop/verbs.ipynb #7b1e0c11
 def answer(
     argv,         # words of the command line; None: this process's
     make_engine,  # for `list_presets`

@@ -223,6 +223,8 @@ def test_the_command_ends_with_dice(capsys, tmp_path):
     assert f"mean Dice of the seven layers: {end['mean_dice']:.2%}" in said
     assert f"share of pixels right {end['test_accuracy']:.2%} of 4 images (phantoms)" in said
     assert end["statement"] in said
+    assert main(["evaluate", str(path), "--mirror"]) == 2
+    assert "phantoms is tested with masks" in capsys.readouterr().err
     assert main(["predict", str(path), "a.png"]) == 2
     err = capsys.readouterr().err
     assert "a layer for every pixel of a scan" in err and err.count("\n") == 1

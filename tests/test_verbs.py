@@ -58,6 +58,29 @@ def test_evaluate_repeats_the_accuracy_of_the_record(ended, capsys):
     assert "differential privacy" in text and "Spent: eps" in text
 
 
+def test_evaluate_looks_several_times(ended, capsys):
+    "The mean of the scores over shifted and mirrored images, here by cutting padded ones."
+    found = open_release(ended["paths"]["weights"])
+    digits = load("digits")
+    wide = torch.nn.functional.pad(digits.test_x.float(), (1, 1, 1, 1), mode="reflect")
+    cut = [wide[:, :, i:i+8, j:j+8] for i in range(3) for j in range(3)]
+    total = 0
+    with torch.no_grad():
+        for x in cut + [x.flip(-1) for x in cut]:
+            total = total + found.model((x/255 - .3053)/.376)
+    right = (total.argmax(1) == digits.test_y).double().mean().item()
+    text = said(capsys, "evaluate", ended["paths"]["weights"], "--shifts", "1", "--mirror")
+    assert f"test accuracy {right:.2%} of 360 images (digits), mean over 18 views of each" in text
+    assert found.scores(mirror=True)["views"] == 2 and found.scores()["views"] == 1
+    assert right != ended["test_accuracy"]
+
+
+@pytest.mark.parametrize("options", [{"shifts": 8}, {"shifts": -1}, {"shifts": .5}])
+def test_views_that_are_none_are_refused(ended, options):
+    with pytest.raises(ValueError, match="shifts=.*: pass an integer from 0 to 7"):
+        open_release(ended["paths"]["weights"]).scores(**options)
+
+
 def test_evaluate_uses_the_normalization_of_the_run(tmp_path):
     "Other constants than the data set's own, as the report's runs have them."
     end = quiet(make_config("digits-eps3-fast", pixel_std=(.1,)), out=tmp_path, seed=0)
