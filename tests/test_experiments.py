@@ -1,4 +1,5 @@
 "Experiments: one harness for every sweep; its recipes still make the recorded rows."
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ import torch.nn.functional as F
 from dp_course.accounting import epsilon
 from dp_course.core import near
 from dp_course.data import load
-from dp_course.records import flat_row, read_runs, sweep
+from dp_course.records import flat_row, read_record, read_runs, run_file, sweep
+from dp_course.releases import open_release
+from dp_course.train import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from experiments import classes, clipping, harness, kernels, scaling, tricks  # noqa: E402
+from experiments import classes, clipping, harness, kernels, scaling, tricks, views  # noqa: E402
 
 RECIPES = {recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)}
 
@@ -217,3 +220,27 @@ def test_the_map_that_says_something_is_worth_its_weight():
     assert accuracy(says=1., dice=0.) > accuracy(says=1., dice=3.) > accuracy(says=0., dice=1.)
     assert accuracy(says=0., dice=1.) < .25  # .1 is guessing, 200 images: .02 either way
     assert accuracy(says=1., dice=0., noise=100*noise) < .6
+
+
+# ---- several looks at a test image
+
+
+def test_a_release_is_tested_with_and_without_views(tmp_path, capsys):
+    assert main(["digits-eps3-fast", "--seed", "0", "--out", str(tmp_path)]) == 0
+    path, = tmp_path.glob("*.release.pt")
+    row = views.tested(path)
+    found = open_release(path)
+    once, often = found.scores(), found.scores(shifts=1, mirror=True)
+    assert (row["test_accuracy"], row["tested_on"]) == (once["test_accuracy"], 360)
+    assert (row["accuracy_of_views"], row["views"]) == (often["test_accuracy"], 18)
+    assert row["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_record_of_the_views_belongs_to_the_records_of_the_runs():
+    "Each row has the accuracy that the run itself wrote, within one image of 10,000."
+    rows = json.loads(run_file("views").read_text())["rows"]
+    assert {row["views"] for row in rows} == {18}
+    for row in rows:
+        record = read_record(run_file(row["release"].removesuffix(".release.pt")[11:]))
+        assert abs(record[-1]["test_accuracy"] - row["test_accuracy"]) < 1.5e-4
+        assert row["tested_on"] == record[-1]["tested_on"] == 10_000
