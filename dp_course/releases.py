@@ -153,14 +153,15 @@ def scores(
                          "leave shifts and mirror away")
     check_count(0, min(self.about["image"][1:]) - 1, shifts=shifts)
     data = task_of(name).load(name, root)
-    y = data.test_y
-    views = list(all_views(data.test_x, shifts, mirror))
-    output = sum(self.outputs(self.prepared(x, y))[0] for x in views)
+    output, views = 0, 0
+    for x in all_views(data.test_x, shifts, mirror):
+        seen, y = self.outputs(self.prepared(x, data.test_y))
+        output, views = output + seen, views + 1
     counts = count_classes(output.argmax(1), y, len(classes))
     right, total, _ = counts.sum(1).tolist()
     more = task_of(name).scores(counts)
     return dict(
-        test_accuracy=right/total, tested_on=len(y), views=len(views), classes=classes, **more)
+        test_accuracy=right/total, tested_on=len(y), views=views, classes=classes, **more)
 
 
 @patch_to(Released)

@@ -1,6 +1,6 @@
 """What does a second look at each test image give? Released networks, tested again.
 
-    python -m experiments.views FILE.release.pt ...    a minute or two for each ResNet-20
+    python -m experiments.views FILE.release.pt ...    some five minutes for each ResNet-20
 
 Each release is tested with the images as they are, and with the mean of the scores over all shifts
 by up to one pixel and their mirror images: 18 views. Nothing is trained and no eps is spent. The
