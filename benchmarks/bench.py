@@ -42,7 +42,8 @@ from dp_course import gradients  # noqa: E402
 from dp_course.batches import Views, flatten_views  # noqa: E402
 from dp_course.core import PALETTE, machine, panels  # noqa: E402
 from dp_course.dpsgd import FlatClip, loop_grad_sum  # noqa: E402
-from dp_course.engines import bf16_engine, fast_grad_sum, has_bfloat16  # noqa: E402
+from dp_course.engines import (  # noqa: E402
+    bf16_engine, bf16_product_ratio, fast_grad_sum, has_bfloat16)
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wrn16_4  # noqa: E402
 
 try:
@@ -415,7 +416,7 @@ def runs(args):
     memory = not (args.quick or args.no_memory)
     for case in args.cases or (["resnet20-128", "cnn26k-512"] if args.quick else CASES):
         yield "cases", case, run_case(case, ["plain SGD", *names], rounds, args.device, memory)
-    if args.device == "cpu" and variants(args.compile) and not args.engines:
+    if args.device == "cpu" and variants(args.compile):
         for case in args.cases or (HALF_CASES[:1] if args.quick else HALF_CASES):
             if case in HALF_CASES:
                 yield "bf16", case, run_half(case, rounds, args.device, args.compile)
@@ -430,6 +431,8 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     result = dict(date=today, machine=machine(), device=args.device, malloc=MALLOC, cases={},
                   bf16={}, how=HOW)
+    if has_bfloat16("cpu"):  # a matrix product in units of float32: what `auto` goes by
+        result["bf16_product"] = round(bf16_product_ratio(), 3)
     for part, case, rows in runs(args):
         result[part][case] = rows
         result["load"] = os.getloadavg()

@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['PRECISIONS', 'refuse_statistics', 'refuse', 'Tape', 'swapped', 'call_with', 'vmappable', 'eager', 'run',
            'clip_factors', 'clipped', 'nothing', 'one_pass', 'fast_pools', 'cheapest', 'fast_grad_sum', 'fixed_shape',
-           'has_bfloat16', 'bf16_engine', 'settled_precision']
+           'has_bfloat16', 'bf16_product_ratio', 'gains_from_bfloat16', 'bf16_engine', 'settled_precision']
 
 # %% ../nbs/workshop/engines.ipynb #d303a903
+import statistics
+import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -517,6 +519,32 @@ def has_bfloat16(
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
+def _product_seconds(a):
+    began = time.perf_counter()
+    a @ a
+    return time.perf_counter() - began
+
+
+@cache
+def bf16_product_ratio():
+    "Time a matrix product in bfloat16, in units of the same in float32; once in a process."
+    wide = torch.ones(512, 512)
+    half = wide.bfloat16()
+    for a in (half, wide):  # the first product of a kind also sets things up
+        _product_seconds(a)
+    ratios = [_product_seconds(half)/_product_seconds(wide) for _ in range(9)]
+    return statistics.median(ratios)
+
+
+def gains_from_bfloat16(
+    device,  # as for `torch.device`
+):           # bool
+    "Say whether bfloat16 is the faster one; some processors have it and need twice the time."
+    if torch.device(device).type == "cuda":
+        return has_bfloat16(device)
+    return has_bfloat16(device) and bf16_product_ratio() < 1
+
+
 def bf16_engine(
     engine,  # as `fast_grad_sum`
 ):           # an engine
@@ -537,11 +565,11 @@ def settled_precision(
     asked:str,     # one of `PRECISIONS`
     device="cpu",  # as for `torch.device`
 ):                 # bf16 or float32
-    "Turn auto into bf16 where a device has it, else into float32."
+    "Turn auto into bf16 where a device is faster at it, else into float32."
     # ValueError: another word
     if asked not in PRECISIONS:
         words = ", ".join(PRECISIONS)
         raise ValueError(f"precision={asked!r} is unknown: pass one of {words}")
     if asked != "auto":
         return asked
-    return "bf16" if has_bfloat16(device) else "float32"
+    return "bf16" if gains_from_bfloat16(device) else "float32"

@@ -25,7 +25,7 @@ from .console import (
     Stopwatch, TimeLimit, complain, conclude, describe_start, discard, finish, tidy)
 from .core import keep_memory, machine, pick_device
 from .dpsgd import FlatClip
-from .engines import bf16_engine, fixed_shape, has_bfloat16
+from .engines import bf16_engine, fixed_shape, gains_from_bfloat16, has_bfloat16
 from .estimates import rehearse
 from .leaves import buy_mean
 from .presets import (
@@ -100,9 +100,9 @@ def usable_precision(config:Config, device):
     if config.precision == "bf16" and not usable:
         lacks = "this processor" if config.engine == "fast" else f"the engine {config.engine!r}"
         raise ValueError(f"precision=bf16: {lacks} has no bfloat16; start a run with float32, or "
-                         "with auto, which takes what there is")
+                         "with auto, which takes what is faster")
     if config.precision == "auto":
-        return "bf16" if usable else "float32"
+        return "bf16" if usable and gains_from_bfloat16(device) else "float32"
     return config.precision
 
 

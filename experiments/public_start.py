@@ -26,7 +26,7 @@ from dp_course.core import data_root, machine
 from dp_course.data import Examples, load
 from dp_course.dpsgd import FlatClip
 from dp_course.encoders import find_start
-from dp_course.engines import bf16_engine, has_bfloat16, settled_precision
+from dp_course.engines import bf16_engine, settled_precision
 from dp_course.gradients import fast_grad_sum
 from dp_course.linear import linear_grad_sum, linear_head
 from dp_course.pretrain import HeadFirst
@@ -180,7 +180,8 @@ def fine_tuner(cell, model, z, data):
     left = len(data)/N if len(data) > N//2 else .1*len(data)/cell["batch"]
     plan = PrivacyPlan(n=len(data), batch_size=left*cell["batch"], steps=cell["steps"],
                        eps=cell["eps"], delta=DELTA)
-    engine = bf16_engine(fast_grad_sum) if has_bfloat16("cpu") else fast_grad_sum
+    half = settled_precision("auto") == "bf16"
+    engine = bf16_engine(fast_grad_sum) if half else fast_grad_sum
     first = HeadFirst(model, cell["head_steps"])
     trainer = Trainer(
         model, data, plan,

@@ -26,7 +26,7 @@ from dp_course.adam import DPAdam
 from dp_course.core import keep_memory, machine
 from dp_course.data import load
 from dp_course.dpsgd import FlatClip
-from dp_course.engines import bf16_engine, fast_grad_sum, has_bfloat16
+from dp_course.engines import bf16_engine, fast_grad_sum, gains_from_bfloat16
 from dp_course.models import activation
 from dp_course.records import code_version
 from dp_course.scaling import matched_lr
@@ -140,7 +140,7 @@ def run(
 
 
 def private_run(cell, data, looks):
-    half = has_bfloat16("cpu")
+    half = gains_from_bfloat16("cpu")
     plan, clip, ema = plan_of(cell, len(data)), FlatClip(cell["max_norm"]), EMA(.98)
     watch = [lambda trainer: looks(trainer.t, trainer.model, trainer.optimizer)] if looks else []
     trainer = Trainer(
@@ -163,7 +163,7 @@ def private_run(cell, data, looks):
 
 def plain_run(cell, data, looks):
     "Ordinary training on uniformly drawn batches, with a rate that falls to zero."
-    half = has_bfloat16("cpu")
+    half = gains_from_bfloat16("cpu")
     generator = torch.Generator().manual_seed(cell["seed"])
     model, steps = network(cell), cell["steps"]
     optimizer = optimizer_of(cell)(list(model.parameters()))

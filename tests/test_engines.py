@@ -19,7 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from dp_course import gradients, layers
 from dp_course.batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from dp_course.dpsgd import FlatClip, loop_grad_sum
-from dp_course.engines import bf16_engine, fixed_shape, has_bfloat16, settled_precision
+from dp_course import engines
+from dp_course.engines import (
+    bf16_engine, bf16_product_ratio, fixed_shape, gains_from_bfloat16, has_bfloat16,
+    settled_precision)
 from dp_course.gradients import fast_grad_sum, ghost_grad_sum, vmap_grad_sum
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 from dp_course.pretrain import Pretraining
@@ -1065,11 +1068,32 @@ def test_bf16_engine(engine):
     ({"avx512_f": True, "amx_int8": True}, False), ({}, False)])
 def test_bfloat16_is_found_by_the_processor_s_own_word(monkeypatch, found, fast):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    monkeypatch.setattr(engines, "bf16_product_ratio", lambda: .4)
     assert has_bfloat16("cpu") is has_bfloat16(torch.device("cpu")) is fast
     word = "bf16" if fast else "float32"
     assert {settled_precision("auto"), Pretraining().precision, PublicTraining().precision,
             replace(Pretraining(precision="auto"), seed=1).precision} == {word}
     assert settled_precision("bf16") == PublicTraining(precision="bf16").precision == "bf16"
+
+
+@pytest.mark.parametrize("has, ratio, gains", [
+    (True, .4, True), (True, 1.9, False), (False, .4, False), (False, 1.9, False)])
+def test_auto_takes_bfloat16_only_where_it_is_the_faster_one(monkeypatch, has, ratio, gains):
+    "A Xeon without AMX has bfloat16 and multiplies it at half the speed of float32."
+    monkeypatch.setattr(engines, "has_bfloat16", lambda device: has)
+    monkeypatch.setattr(engines, "bf16_product_ratio", lambda: ratio)
+    assert gains_from_bfloat16("cpu") is gains_from_bfloat16(torch.device("cpu")) is gains
+    assert settled_precision("auto") == ("bf16" if gains else "float32")
+    assert settled_precision("bf16") == "bf16"  # who asks for it gets it, slow or not
+    assert gains_from_bfloat16("cuda") is has   # a GPU is not timed
+
+
+def test_the_trial_that_auto_goes_by_is_the_median_of_its_rounds(monkeypatch):
+    "One slow round, the first of each kind or a neighbour's burst, decides nothing."
+    seconds = {torch.float32: iter([9, *[2.]*9]), torch.bfloat16: iter([9, 50, *[1.]*7, 50])}
+    monkeypatch.setattr(engines, "_product_seconds", lambda a: next(seconds[a.dtype]))
+    assert bf16_product_ratio.__wrapped__() == .5
+    assert not [left for rest in seconds.values() for left in rest]
 
 
 def test_an_older_torch_is_asked_for_avx512_only(monkeypatch):

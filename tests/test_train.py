@@ -344,14 +344,15 @@ def test_precision_is_one_of_those_that_exist():
         make_config("digits-eps3", precision="float16")
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_bfloat16_is_taken_where_it_is_to_be_had_and_refused_elsewhere(monkeypatch, here):
+@pytest.mark.parametrize("here, fast", [(True, True), (True, False), (False, False)])
+def test_bfloat16_is_taken_where_it_is_fast_and_refused_where_it_is_not(monkeypatch, here, fast):
     monkeypatch.setattr(train, "has_bfloat16", lambda device: here)
+    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: fast)
     auto, half, full = (
         make_config("digits-eps3", precision=p) for p in ("auto", "bf16", "float32"))
-    assert usable_precision(auto, "cpu") == ("bf16" if here else "float32")
+    assert usable_precision(auto, "cpu") == ("bf16" if fast else "float32")
     assert usable_precision(full, "cpu") == "float32"
-    assert (make_engine(auto, "cpu", 8) is fast_grad_sum) == (not here)
+    assert (make_engine(auto, "cpu", 8) is fast_grad_sum) == (not fast)
     if here:
         assert usable_precision(half, "cpu") == "bf16"
     else:
@@ -365,9 +366,11 @@ def test_bfloat16_is_taken_where_it_is_to_be_had_and_refused_elsewhere(monkeypat
 
 def test_the_record_says_which_precision_auto_took_and_a_run_keeps_it(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: True)
     words = ["digits-eps3-fast", "--seed", "1", "--out", str(tmp_path), "--precision", "auto"]
     assert main([*words, "--steps", "2"]) == 0
-    assert main([*words, "--steps", "4", "--resume"]) == 0
+    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: False)
+    assert main([*words, "--steps", "4", "--resume"]) == 0  # slower here, and the same run
     lines = read_record(only(tmp_path, "*.jsonl"))
     assert lines[0]["precision"] == lines[0]["config"]["precision"] == "bf16"
     assert [line["precision"] for line in lines if line["kind"] == "resume"] == ["bf16"]
