@@ -42,8 +42,7 @@ from dp_course import gradients  # noqa: E402
 from dp_course.batches import Views, flatten_views  # noqa: E402
 from dp_course.core import PALETTE, machine, panels  # noqa: E402
 from dp_course.dpsgd import FlatClip, loop_grad_sum  # noqa: E402
-from dp_course.engines import (  # noqa: E402
-    bf16_engine, bf16_product_ratio, fast_grad_sum, has_bfloat16)
+from dp_course.engines import bf16_engine, bf16_product_ratio, fast_grad_sum, has_bfloat16  # noqa: E402
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wrn16_4  # noqa: E402
 
 try:

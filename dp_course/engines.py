@@ -544,7 +544,7 @@ def gains_from_bfloat16(
         return has_bfloat16(device)
     return has_bfloat16(device) and bf16_product_ratio() < 1
 
-
+# %% ../nbs/workshop/engines.ipynb #f1a07b34
 def bf16_engine(
     engine,  # as `fast_grad_sum`
 ):           # an engine

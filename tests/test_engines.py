@@ -16,13 +16,17 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from dp_course import gradients, layers
+from dp_course import engines, gradients, layers
 from dp_course.batches import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from dp_course.dpsgd import FlatClip, loop_grad_sum
-from dp_course import engines
 from dp_course.engines import (
-    bf16_engine, bf16_product_ratio, fixed_shape, gains_from_bfloat16, has_bfloat16,
-    settled_precision)
+    bf16_engine,
+    bf16_product_ratio,
+    fixed_shape,
+    gains_from_bfloat16,
+    has_bfloat16,
+    settled_precision,
+)
 from dp_course.gradients import fast_grad_sum, ghost_grad_sum, vmap_grad_sum
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 from dp_course.pretrain import Pretraining
