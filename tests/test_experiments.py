@@ -17,7 +17,7 @@ from dp_course.releases import open_release
 from dp_course.train import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from experiments import classes, clipping, harness, kernels, scaling, tricks, views  # noqa: E402
+from experiments import classes, clipping, falling, harness, kernels, scaling, tricks, views  # noqa: E402
 
 RECIPES = {recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)}
 
@@ -244,3 +244,28 @@ def test_the_record_of_the_views_belongs_to_the_records_of_the_runs():
         record = read_record(run_file(row["release"].removesuffix(".release.pt")[11:]))
         assert abs(record[-1]["test_accuracy"] - row["test_accuracy"]) < 1.5e-4
         assert row["tested_on"] == record[-1]["tested_on"] == 10_000
+
+
+# ---- a rate that falls at the end of a run
+
+
+def test_a_copy_goes_on_at_a_falling_rate_and_the_run_is_left_alone(tmp_path):
+    words = ["digits-eps3-fast", "--seed", "0", "--out", str(tmp_path), "--steps", "2"]
+    assert main(words) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    rows = falling.fallen(tmp_path, "digits-eps3-fast")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    steps, lr = [row["step"] for row in rows], rows[0]["next_lr"]
+    assert steps == [2, 3, 4, 5, 6] and lr > 0
+    assert [row["next_lr"] for row in rows] == pytest.approx([lr, .75*lr, .5*lr, .25*lr, 0])
+    stopped, = (read_record(path) for path in tmp_path.glob("*.jsonl"))
+    assert rows[0]["test_accuracy"] == pytest.approx(stopped[-1]["test_accuracy"], abs=1e-6)
+
+
+def test_the_record_of_the_falling_rate_begins_on_the_way_of_the_run_itself():
+    "Its first test is an epoch of the run that stayed at its rate, with the same accuracy."
+    record = json.loads(run_file("falling").read_text())
+    rows, run = record["rows"], read_record(run_file(f"{record['preset']}-0"))
+    same, = (line for line in run if line["kind"] == "epoch" and line["step"] == rows[0]["step"])
+    assert abs(same["test_accuracy"] - rows[0]["test_accuracy"]) < 1.5e-4
+    assert rows[-1]["step"] == run[-1]["step"] and rows[-1]["next_lr"] == 0
