@@ -430,7 +430,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     result = dict(date=today, machine=machine(), device=args.device, malloc=MALLOC, cases={},
                   bf16={}, how=HOW)
-    if has_bfloat16("cpu"):  # a matrix product in units of float32: what `auto` goes by
+    if args.device == "cpu" and has_bfloat16("cpu"):  # what `auto` goes by
         result["bf16_product"] = round(bf16_product_ratio(), 3)
     for part, case, rows in runs(args):
         result[part][case] = rows

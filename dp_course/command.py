@@ -38,7 +38,7 @@ OPTIONS = {
     "ema": "decay of the averaged weights, 0: none",
     "views": "augmented views of each image, 0: none",
     "n_val": "tune: hold out N training examples and test on them, not on the test set",
-    "precision": "of the network: float32, bf16, or auto: bf16 where the processor multiplies it",
+    "precision": "of the network: float32, bf16, or auto: bf16 where it is faster",
 }
 
 _KINDS = {"micro_batch": int, "n_val": int, "views": int, "precision": str}  # the rest: float

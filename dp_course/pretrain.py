@@ -127,7 +127,7 @@ class Pretraining:
     momentum:float = .9
     weight_decay:float = 1e-4
     seed:int = 0                # of images, views and first weights: nobody's secret
-    precision:str = "auto"      # bf16 where the processor has it, else float32
+    precision:str = "auto"      # bf16 where it is faster, else float32
 
     def __post_init__(self):
         if self.model not in ENCODERS:

@@ -115,7 +115,7 @@ class PublicTraining:
     weight_decay:float = 5e-4
     crop:int = 4               # largest shift of a view, pixels
     seed:int = 0               # of first weights, order and views
-    precision:str = "auto"     # bf16 where the processor has it, else float32
+    precision:str = "auto"     # bf16 where it is faster, else float32
 
     def __post_init__(self):
         # settled once: a checkpoint and a record say which it was
