@@ -3,7 +3,7 @@ PYTHON ?= python3
 PRESET ?= digits-eps3
 ARGS   ?=
 SOURCE ?=
-NB     ?= $(sort $(wildcard nbs/[0-9i]*.ipynb nbs/workshop/*.ipynb))
+NB     ?= $(sort $(wildcard nbs/*.ipynb nbs/exercises/*.ipynb nbs/workshop/*.ipynb nbs/workshop/*/*.ipynb))
 BIN    := .venv/bin
 # Two test workers: one thread each, or they fight over the cores.
 ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -11,7 +11,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow test-path test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel measure clean
+.PHONY: help setup lab train test test-slow test-path test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -55,12 +55,12 @@ test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do:
 	@echo "1/3 the slow cells of every notebook ..."
 	@$(ONE) $(BIN)/nbdev_test --n_workers 2 --timing --flags slow
 	@echo "2/3 the tests that need kymatio ..."
-	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/test_scattering.py -k kymatio $(ARGS)
+	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/features/test_scattering.py -k kymatio $(ARGS)
 	@echo "3/3 twenty kills ..."
-	@DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_faults.py -k twenty
+	@DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/training/test_faults.py -k twenty
 
 test-path: .venv/.ready ## every lesson with the installed wheel, from another folder, as a student has it (about ten minutes)
-	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_student_path.py -s $(ARGS)
+	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/house/test_student_path.py -s $(ARGS)
 
 # nbgrader comes with the extra `teach`: it brings a gradebook (SQLAlchemy, Alembic) that students do not need.
 .venv/.teach: .venv/.ready
@@ -77,7 +77,7 @@ grade: .venv/.teach ## grade a folder of notebooks: make grade SUBMISSIONS=dir [
 	@$(BIN)/python tools/grade.py "$(SUBMISSIONS)" $(ARGS)
 
 test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and a hundred submissions (ten minutes or more)
-	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/test_assignments.py $(ARGS)
+	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/exercises/test_assignments.py $(ARGS)
 
 # Playwright has a folder of its own beside the environment; it drives the system's Chromium.
 .venv/browser/.ready: .venv/.ready
@@ -91,16 +91,13 @@ chromium:
 	  echo "Chromium is missing, and only root can install it: sudo apt-get install chromium"; exit 1; }
 
 test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, three lessons, pictures in out/browser (three minutes)
-	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/test_browser.py $(ARGS)
-
-measure: .venv/.ready ## how densely the notebooks are written
-	@$(BIN)/python tools/measure.py
+	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/house/test_browser.py $(ARGS)
 
 notebooks: .venv/.ready ## run notebooks with a real kernel and save their outputs: make notebooks [NB=nbs/01_definition.ipynb]
 	@$(BIN)/python tools/notebooks.py run $(NB)
 
 export: .venv/.ready ## write dp_course/ from the notebooks
-	@$(BIN)/nbdev_export
+	@$(BIN)/python tools/export.py
 
 readme: .venv/.ready ## write README.md from nbs/index.ipynb
 	@$(BIN)/python tools/notebooks.py readme
@@ -116,7 +113,7 @@ docs: .venv/.docs ## build the site from the notebooks with their saved outputs:
 	@$(ONE) $(BIN)/python tools/pages.py
 
 test-docs: docs chromium .venv/browser/.ready ## the site, read by a parser and by Chromium on a phone's width (two minutes)
-	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/test_site.py $(ARGS)
+	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/house/test_site.py $(ARGS)
 
 bench: .venv/.ready ## time ratios against Opacus, torch.func and plain SGD, in one run
 	@$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -2,7 +2,7 @@
 from configparser import ConfigParser
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 here = Path(__file__).parent
 config = ConfigParser(delimiters=["="])
@@ -19,12 +19,14 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE", "LICENSE-PROSE"],
     keywords=cfg["keywords"].split(),
-    packages=[cfg["lib_name"], f"{cfg['lib_name']}.runs"],
+    packages=[*find_packages(include=[cfg["lib_name"], f"{cfg['lib_name']}.*"]),
+              f"{cfg['lib_name']}.runs"],
     # the records that the lessons quote travel with the package
     package_dir={f"{cfg['lib_name']}.runs": "runs"},
     package_data={
         f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"],
-        cfg["lib_name"]: ["starts/*.pt"],  # encoders that have seen nobody
+        # starts: encoders that have seen nobody
+        cfg["lib_name"]: ["_help.json", "py.typed", "*.pyi", "*/*.pyi", "starts/*.pt"],
     },
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dp_course import MUTANTS, PrivacyPlan
-from dp_course.mutants import Shift, SmallTrainer
+from dp_course.audit import Shift, SmallTrainer
 
 SIGMA = 1.6138
 

@@ -13,13 +13,27 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from dp_course.accounting import PLDAccountant
-from dp_course.checkpoints import Journal, load_checked
-from dp_course.ledger import STEPS, Entry
-from dp_course.presets import Config, config_of, make_plan, make_schedule
-from dp_course.records import Record, end_line, measure, read_record, start_line
-from dp_course.results import verify
-from dp_course.train import load_data, make_trainer
+from dp_course.cli import (
+    Config,
+    config_of,
+    load_data,
+    make_plan,
+    make_schedule,
+    make_trainer,
+    verify,
+)
+from dp_course.privacy import PLDAccountant
+from dp_course.training import (
+    STEPS,
+    Entry,
+    Journal,
+    Record,
+    end_line,
+    load_checked,
+    measure,
+    read_record,
+    start_line,
+)
 
 EPS, DELTA = 3., 1e-5
 DATA = {"digits": (.85, .90, .93, .945), "fashion": (.70, .76, .80, .83)}  # points begin here

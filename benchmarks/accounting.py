@@ -10,7 +10,7 @@ import warnings
 from opacus.accountants import RDPAccountant as OpacusRDP
 from opacus.accountants.utils import get_noise_multiplier
 
-from dp_course.accounting import PLDAccountant, RDPAccountant, epsilon, noise_multiplier
+from dp_course.privacy import PLDAccountant, RDPAccountant, epsilon, noise_multiplier
 
 Q, SIGMA, STEPS = 1/25, 1.6138, 625  # batch 2,000 of 50,000, 25 epochs
 DELTA, EPS = 1e-5, 3.

@@ -19,11 +19,17 @@ from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dp_course.audit import noise_audit, replay_sensitivity, sampler_audit
-from dp_course.core import machine
-from dp_course.dpsgd import FlatClip, loop_grad_sum
-from dp_course.evidence import dirac_canaries, fresh, torch_step
-from dp_course.records import code_version
+from dp_course.audit import (
+    dirac_canaries,
+    fresh,
+    noise_audit,
+    replay_sensitivity,
+    sampler_audit,
+    torch_step,
+)
+from dp_course.basics import machine
+from dp_course.gradients import FlatClip, loop_grad_sum
+from dp_course.training import code_version
 
 RUNS = Path(__file__).resolve().parent.parent/"runs"
 BATCH, SIGMA, C = 24, 1.6138, 1.

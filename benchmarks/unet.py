@@ -31,14 +31,19 @@ import torch  # noqa: E402
 from bench import ghost_optimizer, ghost_utils, grad_sample, opacus  # noqa: E402
 from torch import nn  # noqa: E402
 
-from dp_course import gradients  # noqa: E402
-from dp_course.core import machine  # noqa: E402
-from dp_course.dpsgd import FlatClip, loop_grad_sum  # noqa: E402
-from dp_course.engines import bf16_engine, has_bfloat16, one_pass  # noqa: E402
-from dp_course.layers import GhostNorm  # noqa: E402
-from dp_course.records import code_version  # noqa: E402
-from dp_course.scans import pixel_loss  # noqa: E402
-from dp_course.unet import UNet  # noqa: E402
+from dp_course.basics import machine  # noqa: E402
+from dp_course.data import pixel_loss  # noqa: E402
+from dp_course.gradients import (
+    FlatClip,
+    GhostNorm,
+    bf16_engine,
+    has_bfloat16,
+    loop_grad_sum,
+    one_pass,
+)
+from dp_course.gradients import engines as gradients
+from dp_course.models import UNet  # noqa: E402
+from dp_course.training import code_version  # noqa: E402
 
 warnings.filterwarnings("ignore")
 OURS = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",

@@ -1,21 +1,57 @@
-"Differentially private deep learning: what the course exports, and its public names."
-__version__ = "0.2.0"
+"Differentially private deep learning: a course that you run, and the package that it exports."
+__version__ = "0.3.0"
 
-from . import definition, models, results, scaling, scattering  # help() shows these, too
-from .accounting import PrivacyPlan, epsilon, noise_multiplier
-from .audit import MUTANTS, noise_audit, one_run_audit, replay_sensitivity, sampler_audit
-from .clipping import AdaptiveClip, LayerClip
-from .data import Examples, load
-from .docs import document_package
-from .dpsgd import FlatClip, loop_grad_sum
-from .gradients import (
-    bookkeeping_grad_sum,
-    fast_grad_sum,
-    ghost_grad_sum,
-    hook_grad_sum,
-    vmap_grad_sum,
-)
-from .trainer import Trainer
-from .tricks import EMA
+import json
+import sys
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
 
-document_package()  # what the sources say beside each parameter stands in help(), too
+
+@lru_cache(None)
+def _help():
+    "What the sources say beside every parameter: room -> name -> text. `make export` writes it."
+    return json.loads((Path(__file__).parent/"_help.json").read_text(encoding="utf-8"))
+
+
+@lru_cache(None)
+def _document(
+    room,  # name of a module that is loaded
+):
+    "Let `help()` say what the source of a room says in comments."
+    for name, text in _help().get(room, {}).items():
+        thing = sys.modules[room]
+        for part in name.split("."):
+            thing = vars(thing)[part]
+        getattr(thing, "__func__", thing).__doc__ = text
+
+
+def _door(
+    package,  # its name
+    rooms,    # dict: room -> the names that it offers, in one string
+):            # `__getattr__`, `__dir__` and `__all__` of the package (PEP 562)
+    "Offer the names of rooms that are loaded only when a name is used."
+    homes = {name: room for room, names in rooms.items() for name in names.split()}
+
+    def __getattr__(name):
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        room = f"{package}.{homes[name]}"
+        value = getattr(import_module(room), name)
+        _document(room)
+        setattr(sys.modules[package], name, value)  # next time it is found at once
+        return value
+
+    return __getattr__, lambda: sorted({*vars(sys.modules[package]), *homes}), sorted(homes)
+
+
+# `__init__.pyi` says the same to type checkers; `make export` writes it
+__getattr__, __dir__, __all__ = _door(__name__, {
+    "privacy": "PrivacyPlan epsilon noise_multiplier",
+    "data": "Examples load",
+    "gradients": """FlatClip AdaptiveClip LayerClip fast_grad_sum loop_grad_sum vmap_grad_sum
+        hook_grad_sum ghost_grad_sum bookkeeping_grad_sum""",
+    "training": """Trainer EMA Schedule Plateau DPAdam accuracy binary_accuracy squared_error""",
+    "audit": """replay_sensitivity noise_audit one_run_audit sampler_audit replay_release
+        MUTANTS""",
+})

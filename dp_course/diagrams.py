@@ -10,7 +10,7 @@ import html
 from itertools import accumulate
 from typing import NamedTuple
 
-from .core import PALETTE, patch_to
+from .basics import PALETTE, patch_to
 
 # %% ../nbs/workshop/diagrams.ipynb #21d0d640
 _ARROWHEAD = ('<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
@@ -313,3 +313,8 @@ def step_film(
                          f"that is {step.total:.4g}; pass what one step computed")
     sheets = _batch_sheet, _clip_sheet, _sum_sheet, _noise_sheet, _mean_sheet
     return Film([sheet(step) for sheet in sheets], seconds=3.)
+
+# %% ../nbs/workshop/diagrams.ipynb #d1a60011
+from . import _document
+
+_document(__name__)  # help() says what the comments say

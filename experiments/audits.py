@@ -15,12 +15,10 @@ from pathlib import Path
 
 import torch
 
-from dp_course.audit import LAYERS, MUTANTS, audit_all
-from dp_course.batches import Views
-from dp_course.core import machine
-from dp_course.evidence import FullTrainer
-from dp_course.mutants import SmallTrainer
-from dp_course.records import code_version
+from dp_course.audit import LAYERS, MUTANTS, FullTrainer, SmallTrainer, audit_all
+from dp_course.basics import machine
+from dp_course.data import Views
+from dp_course.training import code_version
 
 RUNS = Path(__file__).resolve().parent.parent/"runs"
 

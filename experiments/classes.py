@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dp_course.data import load
-from dp_course.scattering import linear_head, scattered
+from dp_course.features import scattered
+from dp_course.gradients import linear_head
 from experiments.harness import chosen, lines_without_privacy
 
 NAME = "classes"

@@ -12,20 +12,20 @@ from functools import partial
 import torch
 from torch import nn
 
-from dp_course.accounting import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
-from dp_course.clipping import (
+from dp_course.data import load
+from dp_course.gradients import (
     AdaptiveClip,
     AutoClip,
+    FlatClip,
     LayerClip,
     ScheduledClip,
     decay,
     falling_noise,
+    fast_grad_sum,
     layer_groups,
 )
-from dp_course.data import load
-from dp_course.dpsgd import FlatClip
-from dp_course.gradients import fast_grad_sum
-from dp_course.trainer import Trainer
+from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
+from dp_course.training import Trainer
 from experiments.harness import chosen, lines_of, rows_of
 
 NAME = "clipping"

@@ -16,11 +16,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from dp_course.command import Job
-from dp_course.core import keep_memory, machine
-from dp_course.presets import make_config
-from dp_course.records import code_version
-from dp_course.train import pick_up
+from dp_course.basics import keep_memory, machine
+from dp_course.cli import Job, make_config, pick_up
+from dp_course.training import code_version
 
 TESTS = 4  # on the way down, evenly spread
 

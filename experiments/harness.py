@@ -4,7 +4,7 @@
     PARTS    name of a part -> function(rows) -> cells, in order. A cell is a dict that says what
              to run; `rows` is what is recorded: a part lists its final runs when the tuning is done
     key      function(cell or row) -> tuple: which run this is
-    run      function(cell) -> list of runs, each a list of lines as in `dp_course.records`
+    run      function(cell) -> list of runs, each a list of lines as in `dp_course.training.records`
 """
 import argparse
 import json
@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from dp_course.core import machine
-from dp_course.leaves import buy_mean
-from dp_course.presets import make_plan, make_schedule
-from dp_course.records import code_version, end_line, measure, run_file, start_line, sweep
-from dp_course.train import make_trainer, usable_precision
+from dp_course.basics import machine
+from dp_course.cli import make_plan, make_schedule, make_trainer, usable_precision
+from dp_course.features import buy_mean
+from dp_course.training import code_version, end_line, measure, run_file, start_line, sweep
 
 RUNS = Path(__file__).resolve().parent.parent/"runs"
 

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from dp_course.core import machine
-from dp_course.presets import make_config, make_plan
-from dp_course.records import code_version
-from dp_course.train import load_data
+from dp_course.basics import machine
+from dp_course.cli import load_data, make_config, make_plan
+from dp_course.training import code_version
 
 PRESET = "leaves-encoder-eps3"
 FITTED, SPLIT = 10_000, 5000

@@ -19,14 +19,12 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from dp_course.accounting import PrivacyPlan
-from dp_course.data import load
-from dp_course.dpsgd import FlatClip
-from dp_course.engines import bf16_engine, settled_precision
-from dp_course.gradients import fast_grad_sum
+from dp_course.data import load, multiplicity
+from dp_course.data.views import views
+from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
 from dp_course.models import WSConv2d, four_a_group
-from dp_course.trainer import Trainer
-from dp_course.tricks import EMA, multiplicity, views
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import EMA, Trainer
 from experiments.harness import chosen, lines_of, lines_without_privacy
 
 NAME = "ladders"

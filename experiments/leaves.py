@@ -20,8 +20,7 @@ the features and the patches' weight come: `tuning_runs` counts them.
 import sys
 from functools import lru_cache
 
-from dp_course.presets import make_config
-from dp_course.train import load_data
+from dp_course.cli import load_data, make_config
 from experiments.harness import tuned
 
 NAME = "leaves"

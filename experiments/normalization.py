@@ -12,11 +12,11 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from dp_course.accounting import PrivacyPlan
 from dp_course.data import load
 from dp_course.gradients import fast_grad_sum
 from dp_course.models import BasicBlock, WSConv2d, four_a_group
-from dp_course.trainer import Trainer
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import Trainer
 from experiments.harness import chosen, lines_of, lines_without_privacy
 
 NAME = "normalization"

@@ -5,7 +5,8 @@
     python -m experiments public_start plain      the same features without privacy
     python -m experiments public_start layers     head, norms, adapters or all layers, eps = 2
 
-First train the public networks (`python -m dp_course.public_nets NAME --out DIR`) and copy DIR/*.pt
+First train the public networks (`python -m dp_course.features.public_nets NAME --out DIR`), copy
+DIR/*.pt
 into `starts` beside the data sets. What has no public network yet is skipped.
 
 Settings are chosen on 5,000 held-out training images of CIFAR-10, at the sampling rate of the whole
@@ -20,21 +21,27 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from dp_course.accounting import PrivacyPlan
-from dp_course.batches import Views
-from dp_course.core import data_root, machine
-from dp_course.data import Examples, load
-from dp_course.dpsgd import FlatClip
-from dp_course.encoders import find_start
-from dp_course.engines import bf16_engine, settled_precision
-from dp_course.gradients import fast_grad_sum
-from dp_course.linear import linear_grad_sum, linear_head
-from dp_course.pretrain import HeadFirst
-from dp_course.public_features import PublicMetric, describe, load_public_net
-from dp_course.records import code_version
-from dp_course.trainer import Trainer
-from dp_course.transfer import new_head, train_only
-from dp_course.tricks import Schedule
+from dp_course.basics import data_root, machine
+from dp_course.data import Examples, Views, load
+from dp_course.features import (
+    HeadFirst,
+    PublicMetric,
+    describe,
+    find_start,
+    load_public_net,
+    new_head,
+    train_only,
+)
+from dp_course.gradients import (
+    FlatClip,
+    bf16_engine,
+    fast_grad_sum,
+    linear_grad_sum,
+    linear_head,
+    settled_precision,
+)
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import Schedule, Trainer, code_version
 from experiments.harness import lines_of
 
 NAME = "public_start"

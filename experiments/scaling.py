@@ -14,13 +14,11 @@ from itertools import product
 import torch
 from torch import nn
 
-from dp_course.accounting import PrivacyPlan
 from dp_course.data import load
-from dp_course.dpsgd import FlatClip
-from dp_course.gradients import fast_grad_sum
+from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.models import papernot_cnn
-from dp_course.scaling import matched_lr, nonprivate_signal_noise
-from dp_course.trainer import Trainer
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import Trainer, matched_lr, nonprivate_signal_noise
 from experiments.harness import chosen, lines_of
 
 NAME = "scaling"

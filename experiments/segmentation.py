@@ -21,29 +21,27 @@ from functools import lru_cache, partial
 
 import torch
 
-from dp_course.accounting import PrivacyPlan
-from dp_course.checkpoints import load_checked, save_atomic
-from dp_course.core import data_root, keep_memory, machine
-from dp_course.data import OCT_SUBJECTS, Examples, load
-from dp_course.dpsgd import FlatClip
-from dp_course.engines import bf16_engine, settled_precision
-from dp_course.gradients import fast_grad_sum
-from dp_course.phantoms import phantoms
-from dp_course.records import code_version
-from dp_course.scans import (
+from dp_course.basics import data_root, keep_memory, machine
+from dp_course.data import (
+    OCT_SUBJECTS,
+    Examples,
     boundary_error,
     by_person,
     dice,
     learn_only,
+    load,
     majority_guess,
+    multiplicity_with_masks,
     narrow,
     pixel_loss,
     row_guess,
     segment,
 )
-from dp_course.trainer import Trainer
-from dp_course.unet import UNet
-from dp_course.views import multiplicity_with_masks
+from dp_course.data.phantoms import phantoms
+from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
+from dp_course.models import UNet
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import Trainer, code_version, load_checked, save_atomic
 from experiments.harness import chosen, lines_of
 
 NAME = "segmentation"

@@ -21,24 +21,19 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from dp_course.accounting import PrivacyPlan, epsilon
-from dp_course.adam import DPAdam
-from dp_course.core import keep_memory, machine
+from dp_course.basics import keep_memory, machine
 from dp_course.data import load
-from dp_course.dpsgd import FlatClip
-from dp_course.engines import bf16_engine, fast_grad_sum, gains_from_bfloat16
-from dp_course.models import activation
-from dp_course.records import code_version
-from dp_course.scaling import matched_lr
-from dp_course.shoe import (
+from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, gains_from_bfloat16
+from dp_course.models import (
+    activation,
     activation_norm,
     draw_like,
     first_moment,
     two_convolutions,
     weight_statistics,
 )
-from dp_course.trainer import Trainer
-from dp_course.tricks import EMA
+from dp_course.privacy import PrivacyPlan, epsilon
+from dp_course.training import EMA, DPAdam, Trainer, code_version, matched_lr
 from experiments.harness import chosen, lines_of
 
 NAME = "shoe"

@@ -14,8 +14,7 @@ still say is tried here again, and all of it is repeatable.
 import sys
 from functools import lru_cache
 
-from dp_course.presets import make_config
-from dp_course.train import load_data
+from dp_course.cli import load_data, make_config
 from experiments.harness import chosen, tuned
 
 NAME = "tuning"

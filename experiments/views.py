@@ -14,9 +14,9 @@ import json
 import time
 from pathlib import Path
 
-from dp_course.core import keep_memory, machine
-from dp_course.records import code_version
-from dp_course.releases import open_release
+from dp_course.basics import keep_memory, machine
+from dp_course.cli import open_release
+from dp_course.training import code_version
 
 SHIFTS = 1
 

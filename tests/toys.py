@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dp_course.accounting import RDPAccountant
-from dp_course.command import Job
+from dp_course.cli import Job
+from dp_course.cli.run import run
 from dp_course.data import Examples, load
-from dp_course.train import run
-from dp_course.trainer import Trainer
+from dp_course.privacy import RDPAccountant
+from dp_course.training import Trainer
 
 loss = partial(F.cross_entropy, reduction="none")
 close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)

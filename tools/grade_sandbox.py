@@ -625,7 +625,7 @@ def serve():
     import sklearn.datasets  # noqa: F401
     import torch
 
-    import dp_course.train  # noqa: F401
+    import dp_course.cli.run  # noqa: F401
     for name in KIT:
         importlib.import_module(name)
     sys.path.remove(str(ROOT/"assignments"))

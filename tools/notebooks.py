@@ -17,6 +17,31 @@ PICTURE = "docs/ladder.png"
 NOTE = "<!-- Written by `make readme` from nbs/index.ipynb: edit there. -->\n\n"
 
 
+def lessons(nbs=ROOT/"nbs"):
+    "The lessons, in order."
+    return sorted(nbs.glob("[0-9]*.ipynb"))
+
+
+def rooms(nbs=ROOT/"nbs"):
+    "The engine rooms: the workshop, and what the exercises ask for."
+    return sorted([*nbs.glob("workshop/**/*.ipynb"), *nbs.glob("exercises/*.ipynb")])
+
+
+def code_cells(path):
+    "The sources of a notebook's code cells."
+    return [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+
+
+def is_exported(source):
+    return source.lstrip().startswith("#| export")
+
+
+def module_of(path):
+    "The module that a notebook exports to, such as `privacy.accounting`, or None."
+    found = re.search(r"(?m)^#\|\s*default_exp\s+(\S+)", "\n".join(code_cells(path)))
+    return found and found[1]
+
+
 def run(path, timeout=900):
     "Execute one notebook with a real kernel and save it with outputs, or leave it as it was."
     notebook = nbformat.read(path, as_version=4)
@@ -82,7 +107,7 @@ def main(argv):
         return 0
     failed = []
     for path in map(Path, files):
-        print(f"{path.name:28}", end=" ", flush=True)
+        print(f"{path.stem:28}", end=" ", flush=True)
         try:
             print(f"{run(path.resolve()):6.1f} s", flush=True)
         except CellExecutionError as error:

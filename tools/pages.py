@@ -18,6 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import nbformat
+import notebooks
+
+from dp_course import _document
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = "Sphinx is not installed: make docs installs and runs it"
@@ -79,7 +82,7 @@ def prepared(notebook):
 def copy_notebooks(source, nbs=ROOT/"nbs"):
     "Copy lessons and workshop; (path, title, what it says it does) of each."
     found = []
-    for path in [*sorted(nbs.glob("[0-9]*.ipynb")), *sorted(nbs.glob("workshop/*.ipynb"))]:
+    for path in [*notebooks.lessons(nbs), *notebooks.rooms(nbs)]:
         to = source/path.relative_to(nbs)
         to.parent.mkdir(parents=True, exist_ok=True)
         notebook = prepared(nbformat.read(path, 4))
@@ -113,8 +116,8 @@ def draw_ladder(file):
     matplotlib.use("Agg")
     from matplotlib.patches import Patch
 
-    from dp_course.ladder import OPEN, SOURCES, plot_ladder
-    from dp_course.results import ladder, results
+    from dp_course.cli import OPEN, SOURCES, plot_ladder
+    from dp_course.cli.results import ladder, results
     run = [row for row in results() if "runs" in row and not row.get("changed")]
     rows = [plain(row) for row in [*OPEN, *ladder(run)] if row.source != "ours" or row.eps == 3]
     axes = plot_ladder(rows, TITLE)
@@ -248,9 +251,8 @@ def defined(tree):
 
 def api_page(name, notebook):
     "(page, its first line) of a module; a name that comes from another module is listed."
-    from dp_course.docs import document
     module = importlib.import_module(f"dp_course.{name}")
-    document(module)
+    _document(module.__name__)
     own = set(defined(ast.parse(inspect.getsource(module))))
     public = [n for n in dict.fromkeys(module.__all__) if not n.startswith("_")]
     kept = [entry(n, getattr(module, n)) for n in public if n in own]
@@ -264,11 +266,9 @@ def api_page(name, notebook):
 
 def modules(nbs=ROOT/"nbs"):
     "module -> its notebook."
-    for path in [*sorted(nbs.glob("[0-9]*.ipynb")), *sorted(nbs.glob("workshop/*.ipynb"))]:
-        code = "\n".join(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code")
-        found = re.search(r"(?m)^#\|\s*default_exp\s+(\S+)", code)
-        if found:
-            yield found[1], path.relative_to(nbs)
+    for path in [*notebooks.lessons(nbs), *notebooks.rooms(nbs)]:
+        if notebooks.module_of(path):
+            yield notebooks.module_of(path), path.relative_to(nbs)
 
 
 # --- all of it
@@ -288,7 +288,7 @@ def prepare(source):
     pages = copy_notebooks(source)
     lessons = [f"{path.stem[:2]} {title} <{path.stem}>" for path, title, _ in pages
                if len(path.parts) == 1]
-    rooms = [(path.name, title, said) for path, title, said in pages if len(path.parts) == 2]
+    rooms = [(f"../{path}", title, said) for path, title, said in pages if len(path.parts) > 1]
     write(source/"workshop/index.md", listing(
         "Workshop", "How the parts are made that a lesson takes for granted.", rooms))
     rows = []

@@ -23,8 +23,8 @@ BEGINNINGS = ("un", "re", "non", "mis", "over")
 
 def files():
     "Whatever people read: the notebooks, the assignments and what lies beside them."
-    found = [p for where in ("nbs", "nbs/workshop", "assignments") for p in
-             (ROOT/where).glob("*.ipynb")]
+    found = [p for where in ("nbs/**", "assignments") for p in ROOT.glob(f"{where}/*.ipynb")
+             if ".ipynb_checkpoints" not in p.parts]
     return sorted([*found, ROOT/"assignments/README.md"])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRESS = ".progress.json"  # as in dp_course.exercises, which takes seconds to import
+PROGRESS = ".progress.json"  # as in dp_course.exercises.cards, which takes seconds to import
 SIDE = "_Solution: folded in [solutions/{name}]({up}solutions/{name})._"
 HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a cell. "
         "Try first; three failed tries bring three hints.")
@@ -101,7 +101,9 @@ def make(folder=ROOT/"student", source=ROOT/"nbs"):
     folder.mkdir(parents=True, exist_ok=True)
     (folder/PROGRESS).touch()
     added = 0
-    for path in [*source.glob("*.ipynb"), *source.glob("workshop/*.ipynb")]:
+    for path in sorted(source.rglob("*.ipynb")):
+        if ".ipynb_checkpoints" in path.parts:
+            continue
         place = path.relative_to(source)
         to = folder/place
         if to.exists():

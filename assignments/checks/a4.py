@@ -8,8 +8,8 @@ from lab import Suspect, examples
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a3 import clipped, normals
 from dp_course import MUTANTS
+from dp_course.audit import SmallTrainer
 from dp_course.exercises import Trial, gap
-from dp_course.mutants import SmallTrainer
 
 
 def altered(**changes):

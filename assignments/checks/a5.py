@@ -5,8 +5,8 @@ import leaderboard
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import uniform
-from dp_course.accounting import PLDAccountant
 from dp_course.exercises import Card, Trial
+from dp_course.privacy import PLDAccountant
 
 
 def cost(looks, delta):

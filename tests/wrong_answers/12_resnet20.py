@@ -2,7 +2,7 @@
 EPS = ("lambda r: [epsilon(q=r[0]['plan']['batch_size']/r[0]['plan']['n'],"
        " sigma=r[0]['plan']['sigma'], delta=r[0]['plan']['delta'], steps={steps})"
        " for line in r if line['kind'] == 'epoch']")
-JUDGE = '''def judge(old, new):
+JUDGE = '''def compare(old, new):
     before, after = ([method({seed}) for seed in range({runs})] for method in (old, new))
     gap = statistics.mean(after) - statistics.mean(before)
     if abs(gap) < {most}:
@@ -32,7 +32,7 @@ WRONG = {
         "only steps - 1": "lambda t, n, k, s: t[0] + statistics.median(t[1:])*n + k*s",
         "count it as it was": "lambda t, n, k, s: statistics.median(t[1:])*n + k*s",
         "the mean of all": "lambda t, n, k, s: statistics.mean(t)*n + k*s"},
-    "check_judge": {
+    "check_compare": {
         "one run has no spread": "lambda old, new: 'better' if new(0) > old(0) else 'worse'",
         "same seed again": judged(seed="0", most="1e-9"),
         "two means always differ": judged(most="1e-9"),
@@ -42,4 +42,4 @@ WRONG = {
         "so few runs": "lambda old, new: 'cannot tell'",
         "the wrong way round": judged(right="gap < 0")},
 }
-SLOW = {"check_judge"}  # hundreds of comparisons
+SLOW = {"check_compare"}  # hundreds of comparisons

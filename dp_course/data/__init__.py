@@ -1,0 +1,17 @@
+"What is a batch, and where does it come from?"
+# Written by `make export`: every public name of these rooms, loaded when it is first used.
+from dp_course import _door
+
+__getattr__, __dir__, __all__ = _door(__name__, {
+    "batches": """
+        Views arguments call_model count flatten_views leaves losses_of take tree_map""",
+    "datasets": """
+        DataError Examples OCT_SUBJECTS as_examples best_available load""",
+    "phantoms": """
+        LAYERS LAYER_COLORS boundaries show_layers""",
+    "scans": """
+        boundary_error by_person dice learn_only majority_guess narrow overlap pixel_loss
+        row_guess segment""",
+    "views": """
+        all_views multiplicity multiplicity_with_masks""",
+})

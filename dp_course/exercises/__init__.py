@@ -1,0 +1,48 @@
+"Is my answer right, and why not?"
+# Written by `make export`: every public name of these rooms, loaded when it is first used.
+from dp_course import _door
+
+__getattr__, __dir__, __all__ = _door(__name__, {
+    "audit": """
+        check_coins_needed check_survivor check_verdicts""",
+    "by_hand": """
+        check_private_mean check_steal check_update_std check_worst_move""",
+    "cards": """
+        Blank Card PROGRESS Progress Refused Trial fresh_copy gap listed progress record""",
+    "clipping": """
+        check_gradient_sigma check_judge check_next_threshold check_smallest_fair""",
+    "cost": """
+        check_affordable check_best_order check_delta_curve check_second_sigma""",
+    "definition": """
+        check_group_delta check_guilty check_laplace_delta check_sampled_delta check_sum_moves""",
+    "fast_gradients": """
+        check_conv_ghost check_hook_gradients check_late_sum check_mixed""",
+    "features": """
+        check_channels check_shift_of_first check_view_norms""",
+    "normalization": """
+        check_mixes_rows check_raw_norms check_renormalize check_without_batchnorm""",
+    "public_start": """
+        check_centred check_noise_length check_own_rate check_paired""",
+    "resnet20": """
+        check_compare check_eps_of_rows check_predict_seconds""",
+    "results": """
+        check_best_of check_row check_search_cost""",
+    "rooms": """
+        check_believable check_cheapest_noise check_delta_apart check_noises_in check_on_grid
+        check_parts_of_noise check_seeds_to_claim check_spent""",
+    "sampling": """
+        check_fair_coins check_poisson_by_jumps check_room_for check_safe_epsilon
+        check_size_stats""",
+    "scaling": """
+        check_advise check_crossover check_enough_steps check_smallest_batch""",
+    "segmentation": """
+        check_agreement check_dice check_own_share""",
+    "shoe": """
+        check_fair_choice check_gap_interval check_tempered check_whole_bill""",
+    "start": """
+        check_is_right check_mean_error check_rms check_secrets""",
+    "trainer": """
+        check_micro_sum check_must_pay check_noise_for check_private_accuracy""",
+    "tricks": """
+        check_clearly_better check_clipped_views check_naive_epsilon check_warm_ema""",
+})

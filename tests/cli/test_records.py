@@ -1,0 +1,284 @@
+"Records: what the reader takes and refuses, what lies in runs/, how old files became new ones."
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import records as R
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT/"runs"
+FILES = sorted(RUNS.glob("*.jsonl"))
+ROWS = {"clipping": 121, "scaling": 423, "tricks": 113, "classes": 6, "digits-eps3-tuning": 19,
+        "scatter-cnn-eps3-tuning": 8, "scatter-linear-eps3-tuning": 12}
+START = {"kind": "start", "preset": "demo", "config": {"lr": 1.}, "data": "digits", "plan": None,
+         "seed": 0}
+
+
+def written(path, *lines):
+    "A file of these lines; a string is written as it is."
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(text + "\n" for text in texts))
+    return path
+
+
+# ---- every file in runs/
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_record_is_read_by_the_public_reader(path):
+    runs = R.read_runs(path)
+    assert runs
+    for start, *_, end in runs:
+        assert {"preset", "config", "plan"} <= start.keys()
+        assert end["kind"] == "end" and "finished" in end
+        if start["plan"] is not None:
+            assert {"n", "eps"} <= start["plan"].keys()
+        if start["config"] is not None:
+            assert "seed" in start and "data" in start
+
+
+@pytest.mark.parametrize("path", sorted(RUNS.glob("*.json")), ids=lambda path: path.stem)
+def test_tables_are_objects_that_name_their_machine(path):
+    table = json.loads(R.run_file(path.stem).read_text())
+    assert "date" in table and ("machine" in table or "versions" in table)
+
+
+def test_nothing_else_lies_in_runs():
+    others = [p.name for p in RUNS.iterdir() if p.suffix not in (".json", ".jsonl", ".png")]
+    assert not others
+
+
+def test_converted_records_say_so_and_invent_nothing():
+    "Only what the first version wrote has no code version; what was rewritten names the script."
+    for path in FILES:
+        for start, *_ in R.read_runs(path):
+            assert "code" not in start or "converted" not in start
+            if "converted" in start:
+                assert "experiments/convert.py" in start["converted"]
+    converted = {path.name[11:] for path in FILES if "converted" in R.read_runs(path)[0][0]}
+    assert {"sweep-clipping.jsonl", "scatter-linear-eps3-tuning.jsonl",
+            "digits-eps3-tuning.jsonl", "scattering-speed.jsonl"} <= converted
+
+
+def test_the_tuning_that_looked_at_the_test_set_stays_disclosed():
+    for start, *_ in R.read_runs(R.run_file("scatter-linear-eps3-tuning")):
+        assert start["before"].startswith("5 more, on the test set")
+
+
+# ---- sweeps
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_sweep_is_a_table(name):
+    rows = R.sweep(name)
+    assert len(rows) == ROWS[name]
+    assert {row["stage"] for row in rows} <= {"tune", "final", "measure"}
+    for row in rows:
+        assert "kind" not in row
+        if {"q", "batch_size"} <= row.keys() and row["stage"] != "measure":
+            assert row["q"] == pytest.approx(row["batch_size"]/row["n"], rel=1e-12)
+        if row["eps"] is not None:
+            assert row["eps"] == row["eps_pld"] and row["accuracy"] == row["test_accuracy"]
+
+
+def test_accuracies_of_the_tunings_are_fractions_of_what_they_were():
+    for name in ("scatter-cnn-eps3-tuning", "scatter-linear-eps3-tuning"):
+        for row in R.sweep(name):
+            if "val_accuracy" in row:
+                assert row["accuracy"] == pytest.approx(row["val_accuracy"]/100, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def converted_again(tmp_path_factory):
+    "The old files, out of history, converted once more."
+    old, new = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("new")
+    listed = subprocess.run(["git", "ls-tree", "--name-only", "f518068", "runs/"], cwd=ROOT,
+                            capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no history here: the old files are not to be had")
+    for name in listed.stdout.split():
+        if name.endswith(".jsonl"):
+            text = subprocess.run(["git", "show", f"f518068:{name}"], cwd=ROOT, check=True,
+                                  capture_output=True).stdout
+            (old/Path(name).name).write_bytes(text)
+    subprocess.run([sys.executable, ROOT/"experiments/convert.py", old, new], check=True,
+                   capture_output=True)
+    return old, new
+
+
+def test_the_converter_makes_what_is_committed(converted_again):
+    _, new = converted_again
+    made = sorted(new.iterdir())
+    assert len(made) == 8
+    for path in made:
+        assert path.read_text() == (RUNS/path.name).read_text(), path.name
+
+
+@pytest.mark.parametrize("name", ["clipping", "scaling", "tricks", "classes"])
+def test_no_number_of_an_old_row_was_lost(converted_again, name):
+    old, _ = converted_again
+    path = old/f"2026-11-21-sweep-{name}.jsonl"
+    before = [json.loads(line) for line in path.read_text().splitlines()]
+    moved = {"kind", "versions", "torch", "python", "threads"}  # to `stage` and into `machine`
+    for row, now in zip(before, R.sweep(name), strict=True):
+        assert {key: now[key] for key in row if key not in moved} == {
+            key: value for key, value in row.items() if key not in moved}
+
+
+# ---- what is refused, and where
+
+@pytest.mark.parametrize("bad, why", [
+    ([1, 2], "is a list"),
+    ("3.5", "is a float"),
+    ("null", "is a NoneType"),
+    ({"kind": "loss"}, "has kind 'loss'"),
+    ({"step": 3}, "has kind None"),
+    ('{"kind": "epoch", "st', "is no JSON"),
+    ("", "is no JSON"),
+    ("step,accuracy", "is no JSON"),
+    ("\udcff", "is no JSON"),
+])
+def test_a_bad_line_is_named(tmp_path, bad, why):
+    path = tmp_path/"x.jsonl"
+    text = bad if isinstance(bad, str) else json.dumps(bad)
+    path.write_bytes(f"{json.dumps(START)}\n{text}\n".encode(errors="surrogateescape"))
+    for read in (R.read_runs, R.read_record):
+        with pytest.raises(ValueError, match=why) as refused:
+            read(path)
+        assert str(refused.value).startswith(f"{path}, line 2, ")
+
+
+def test_a_file_without_a_head_is_refused(tmp_path):
+    path = written(tmp_path/"x.jsonl", {"kind": "end", "finished": True}, START)
+    with pytest.raises(ValueError, match="line 1, comes before any start line"):
+        R.read_record(path)
+
+
+def test_two_runs_are_no_record(tmp_path):
+    path = written(tmp_path/"x.jsonl", START, {"kind": "epoch", "step": 1}, START)
+    assert [len(run) for run in R.read_runs(path)] == [2, 1]
+    with pytest.raises(ValueError, match="line 3, starts a second run"):
+        R.read_record(path)
+
+
+def test_half_a_last_line_is_dropped(tmp_path):
+    path = written(tmp_path/"x.jsonl", START)
+    with open(path, "a") as file:
+        file.write('{"kind": "epo')
+    assert R.read_record(path) == [START]
+    (tmp_path/"empty.jsonl").write_text("")
+    assert R.read_record(tmp_path/"empty.jsonl") == []
+
+
+def test_a_foreign_file_in_the_folder_is_named(tmp_path):
+    written(tmp_path/"notes.jsonl", {"idea": "more seeds"})
+    with pytest.raises(ValueError, match="notes.jsonl, line 1, has kind None"):
+        R.recorded(tmp_path)
+
+
+# ---- finding
+
+@pytest.mark.parametrize("name", [
+    "digits-eps3-0", "2026-11-23-digits-eps3-0", "digits-eps3-0.jsonl",
+    "2026-11-23-digits-eps3-0.jsonl", "*-digits-eps3-0.jsonl"])
+def test_a_record_is_found_by_any_of_its_names(name):
+    assert R.run_file(name) == RUNS/"2026-11-23-digits-eps3-0.jsonl"
+
+
+def test_a_name_is_not_part_of_another():
+    assert R.run_file("bench-cpu").suffix == ".json"
+    for wrong in ("eps3-0", "digits-eps3", ""):
+        with pytest.raises(FileNotFoundError, match="neither in the package .* nor in a checkout"):
+            R.run_file(wrong)
+
+
+def test_the_package_comes_first_and_the_newest_wins(monkeypatch, tmp_path):
+    package, checkout = tmp_path/"dp_course/runs", tmp_path/"runs"
+    monkeypatch.setattr(R, "runs_folders", lambda: [package, checkout])
+    checkout.mkdir()
+    written(checkout/"2026-01-01-a-0.jsonl", START)
+    assert R.run_file("a-0").parent == checkout
+    package.mkdir(parents=True)
+    for date in ("2025-01-01", "2025-03-01", "2025-02-01"):
+        written(package/f"{date}-a-0.jsonl", START)
+    assert R.run_file("a-0") == package/"2025-03-01-a-0.jsonl"
+
+
+def test_records_are_found_from_any_folder(monkeypatch, tmp_path):
+    here = R.recorded()
+    monkeypatch.chdir(tmp_path)
+    assert R.recorded() == here and len(here["digits-eps3"]) >= 3
+
+
+# ---- which runs may be averaged
+
+def test_changed_settings_are_never_pooled(tmp_path):
+    records = R.load_runs("digits-eps3")
+    for number, record in enumerate(records):
+        written(tmp_path/f"{number}.jsonl", *record)
+        written(tmp_path/f"{number}-copy.jsonl", *record)
+    assert R.load_runs("digits-eps3", tmp_path) == records
+    start, *rest = json.loads(json.dumps(records[0]))
+    start["config"]["lr"] = 9.
+    written(tmp_path/"odd.jsonl", start, *rest)
+    with pytest.raises(ValueError, match="different settings"):
+        R.load_runs("digits-eps3", tmp_path)
+    assert R.load_runs("no-such-preset", tmp_path) == []
+
+
+def test_a_newer_field_that_is_off_changes_nothing():
+    record = R.load_runs("digits-eps3")[0]
+    start, *rest = json.loads(json.dumps(record))
+    start["config"] |= {"sigma": 0., "precision": "bf16", "new": ""}
+    assert R.settings([start, *rest]) == R.settings(record)
+    for odd in (start | {"precision": "bf16"}, start | {"config": start["config"] | {"sigma": 2.}}):
+        assert R.settings([odd, *rest]) != R.settings(record)
+
+
+# ---- writing
+
+def test_a_record_survives_what_comes(tmp_path):
+    record = R.new_record(tmp_path, "demo", 0)
+    record.write("start", preset="demo", seed=0)
+    with pytest.raises(ValueError, match="JSON"):
+        record.write("epoch", eps=float("nan"))
+    record.write("epoch", step=1)
+    assert [line["kind"] for line in R.read_record(record.path)] == ["start", "epoch"]
+    assert R.new_record(tmp_path, "demo", 0).path.stem.endswith("-demo-0-2")
+    assert record.beside(".png").name == record.path.stem + ".png"
+
+
+def test_lines_say_what_the_run_was(tmp_path):
+    plan = PrivacyPlan(n=1000, batch_size=100, steps=10, eps=3., delta=1e-5)
+    model = nn.Linear(3, 2)
+    trainer = SimpleNamespace(
+        plan=plan, model=model, params=dict(model.named_parameters()), t=10,
+        data=SimpleNamespace(name="made up", test_y=torch.zeros(5)),
+        seed_policy="secret", device=torch.device("cpu"),
+        epsilon=lambda accountant=None: 3.1 if accountant else 2.9, computed=11,
+        statement=lambda: "words", clip=SimpleNamespace(sensitivity=.5),
+        optimizer=torch.optim.SGD(model.parameters(), .25))
+    start = R.start_line({"preset": "p", "lr": .25}, trainer, None, 7)
+    assert start["seed"] == "secret" and start["init_seed"] == 7 and start["parameters"] == 8
+    assert start["precision"] == "float32" and start["code"]["version"]
+    assert start["plan"] == {key: getattr(plan, key) for key in start["plan"]}
+    row = R.epoch_line(trainer, 1.23456, .5, note="x")
+    assert (row["lr"], row["clip"], row["epoch"], row["seconds"]) == (.25, .5, 1., 1.235)
+    end = R.end_line({"preset": "p"}, trainer, 2., .5, "steps", tested_on=6)
+    assert end["finished"] and end["tested_on"] == 6 and end["images_per_second"] == 500.
+    assert end["eps_rdp"] > 2.9 and end["tuning_runs"] == 0
+
+
+@pytest.mark.skipif(not (ROOT/".git").exists(), reason="no checkout")
+def test_the_code_version_names_the_commit(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    assert R.code_version()["commit"].rstrip("+") == head.stdout.strip()[:12]
+    monkeypatch.setitem(os.environ, "PATH", "")
+    assert set(R.code_version()) == {"version"}

@@ -1,0 +1,374 @@
+"Tables of results: what is refused, what counts once, what appears by itself, what README says."
+import copy
+import json
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from scipy import stats
+
+from dp_course import cli, training
+from dp_course.cli import OPEN, PRESETS, SCANS, make_config, parse, rung
+from dp_course.cli import results as R
+from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
+from dp_course.training import load_runs, mean_std, read_record, run_file
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT/"runs"
+
+
+def spent(plan, steps, accountant=PLDAccountant):
+    return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta, accountant=accountant)
+
+
+def made_up(preset="resnet20-eps3", seed=0, accuracy=.5, finished=True, **overrides):
+    "A record that looks real and says that it is not."
+    c = make_config(preset, **overrides)
+    plan = PrivacyPlan(n=50_000, batch_size=c.batch_size, steps=20, eps=c.eps, delta=c.delta)
+    start = dict(
+        kind="start", preset=preset, config=json.loads(json.dumps(asdict(c))),
+        plan={k: getattr(plan, k) for k in "n batch_size steps eps delta q sigma".split()},
+        data="cifar10, MADE UP", seed=seed, init_seed=0, device="cpu", started="never",
+        machine=dict(threads=1, gpu=None))
+    rows = [
+        dict(kind="epoch", epoch=t, step=t, eps=spent(plan, t), lr=c.lr, clip=c.max_norm, seconds=t,
+             test_accuracy=accuracy + (t == 10)*.1)
+        for t in (10, 20)]
+    end = dict(
+        kind="end", finished=finished, why="steps", step=20, eps_pld=spent(plan, 20),
+        eps_rdp=spent(plan, 20, RDPAccountant), delta=plan.delta, test_accuracy=accuracy,
+        tested_on=10_000, tuning_runs=c.tuning_runs, seconds=20.)
+    return [start, *rows, end]
+
+
+def write(folder, *records):
+    for i, record in enumerate(records):
+        text = "".join(json.dumps(line) + "\n" for line in record)
+        (folder/f"made-up-{i}.jsonl").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def three():
+    return [made_up(seed=s, accuracy=a) for s, a in enumerate((.5, .52, .57))]
+
+
+def forged(record, where, **changes):
+    record = copy.deepcopy(record)
+    (record[0]["plan"] if where == "plan" else record[where]).update(changes)
+    return record
+
+
+# ---- reading
+
+def test_only_finished_test_set_runs_count(tmp_path, three):
+    cut, tuning = made_up(seed=5, finished=False), made_up(seed=6, n_val=5000)
+    staged = made_up(seed=7)
+    staged[0]["config"]["stage"] = "final"
+    endless = made_up(seed=9)[:-1]
+    lacking = forged(made_up(seed=8), -1)
+    del lacking[-1]["finished"]
+    measured = [dict(kind="start", preset="x"), dict(kind="end", finished=True)]
+    sweep = [*made_up(seed=10), *made_up(seed=11)]
+    write(tmp_path, *three, cut, tuning, staged, endless, lacking, measured, sweep)
+    (tmp_path/"empty.jsonl").write_text("")
+    (tmp_path/"half.jsonl").write_text('{"kind": "st')
+    found = training.recorded(tmp_path)
+    assert [r[0]["seed"] for r in found.pop("resnet20-eps3")] == [0, 1, 2] and not found
+
+
+def test_miniatures_are_no_rows(tmp_path, three):
+    write(tmp_path, forged(three[0], 0, preset="resnet20-eps3-fast"))
+    assert not [row for row in R.results(tmp_path) if "runs" in row]
+
+
+def test_default_folder_is_the_courses(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert training.recorded() == training.recorded(RUNS)
+    assert len(training.recorded(RUNS)["digits-eps3"]) >= 3
+    assert training.recorded(tmp_path) == {}
+
+
+def test_a_run_that_was_cut_short_and_went_on_counts_once(tmp_path):
+    r = made_up()
+    early = dict(r[-1], finished=False, step=10, test_accuracy=.6, eps_pld=r[1]["eps"])
+    write(tmp_path, [*r[:2], early, dict(kind="resume", step=10), *r[2:]])
+    row, = (row for row in R.results(tmp_path) if "runs" in row)
+    assert row["runs"] == 1 and row["accuracy"] == 50 and math.isnan(row["std"])
+
+
+def test_a_mean_that_was_bought_must_be_in_the_eps():
+    leaves = read_record(run_file("leaves-linear-eps3-0"))
+    assert leaves[0]["config"]["centre"] == 10 and R.verify(leaves) is leaves
+    with pytest.raises(ValueError, match="its plan spends"):
+        R.verify(made_up("leaves-linear-eps3"))  # the eps of its steps alone
+
+
+# ---- what may stand in one mean
+
+@pytest.mark.parametrize("what", [
+    dict(eps=8.), dict(lr=1.), dict(max_norm=.5), dict(momentum=.5), dict(model="wrn16_4"),
+    dict(schedule="linear")])
+def test_every_setting_that_matters_makes_another_row(tmp_path, three, what):
+    odd = made_up(seed=3, accuracy=.9, **what)
+    with pytest.raises(ValueError, match="different settings"):
+        R.headline([*three, odd])
+    write(tmp_path, *three, odd)
+    rows = [row for row in R.results(tmp_path) if "runs" in row]
+    (name, value), = what.items()
+    assert [row["runs"] for row in rows] == [3, 1] and rows[0]["changed"] == ""
+    assert name in rows[1]["changed"] and str(value) in rows[1]["changed"]
+    assert [row["eps"] for row in rows] == [3, what.get("eps", 3)]
+
+
+def test_what_does_not_matter_makes_none(three):
+    same = made_up(seed=3, accuracy=.5, micro_batch=7)
+    same[0]["config"].update(tuning_runs=99, about="somebody else's words")
+    assert R.headline([*three, same])["runs"] == 4
+
+
+def test_other_data_other_plan(three):
+    elsewhere = forged(three[0], 0, data="digits (no local copy of cifar10)")
+    for odd in (elsewhere, forged(three[0], "plan", n=49_000)):
+        with pytest.raises(ValueError, match="different settings"):
+            R.headline([*three, odd])
+
+
+def test_copies_count_once(three):
+    once, thrice = R.headline(three), R.headline(three*3)
+    assert once == thrice and once["runs"] == 3
+    assert (once["accuracy"], once["std"]) == pytest.approx(mean_std([50, 52, 57]))
+    secret = [forged(r, 0, seed="secret", init_seed=i) for i, r in enumerate(three)]
+    assert len(training.distinct(secret)) == 3 and len(training.distinct(secret*2)) == 3
+
+
+def test_no_runs_no_row():
+    with pytest.raises(ValueError, match="no runs"):
+        R.headline([])
+
+
+# ---- what is refused
+
+@pytest.mark.parametrize("where, change, why", [
+    (-1, dict(eps_pld=2.99), "plan spends"),
+    (-1, dict(eps_rdp=3.0), "plan spends"),
+    (-1, dict(eps_pld=math.nan), "plan spends|no number of JSON"),
+    ("plan", dict(sigma=1.0), "plan spends"),
+    ("plan", dict(batch_size=6000.), "plan spends"),
+    ("plan", dict(eps=2.9), "spent more"),
+    (-1, dict(delta=1e-3), "spent more"),
+    (-1, dict(test_accuracy=.6), "last step"),
+    ("plan", dict(steps=19), "spent more"),
+])
+def test_forgeries_are_refused(tmp_path, where, change, why):
+    bad = forged(made_up(), where, **change)
+    assert R.verify(made_up())
+    with pytest.raises(ValueError, match=why):
+        R.verify(bad)
+    write(tmp_path, bad)
+    with pytest.raises(ValueError, match=why):
+        R.results(tmp_path)
+
+
+def test_more_steps_than_told_are_seen():
+    r = made_up()
+    r[-1]["step"] = 25  # spends more than the 20 steps whose eps it states
+    with pytest.raises(ValueError, match="plan spends"):
+        R.verify(r)
+
+
+@pytest.mark.parametrize("line", [1, 2])
+def test_eps_of_every_row_is_computed_again(line):
+    linear = made_up()
+    linear[1]["eps"] = 3*10/20  # as if budget were spent in proportion to the steps
+    with pytest.raises(ValueError, match="by step 10"):
+        R.verify(linear)
+    low = made_up()
+    low[line]["eps"] *= .99
+    with pytest.raises(ValueError, match=f"by step {10*line}"):
+        R.verify(low)
+    cut = made_up()
+    early = dict(cut[-1], finished=False, step=10, test_accuracy=.6, eps_pld=1.5)
+    with pytest.raises(ValueError, match="eps_pld is 1.5"):
+        R.verify([*cut[:2], early, *cut[2:]])
+
+
+@pytest.mark.parametrize("key", ["plan", "seed", "config"])
+def test_record_that_says_too_little_is_refused(key):
+    r = made_up()
+    del r[0][key]
+    with pytest.raises(ValueError, match=f"says nothing about {key}"):
+        R.verify(r)
+    with pytest.raises(ValueError, match="no last line"):
+        R.verify(made_up()[:-1])
+    with pytest.raises(ValueError, match="the plan's sigma"):
+        R.verify(forged(made_up(), "plan", sigma=None))
+    with pytest.raises(ValueError, match="eps_rdp is not stated"):
+        R.verify(forged(made_up(), -1, eps_rdp=None))
+
+
+def test_charging_more_than_needed_is_no_lie():
+    sigma = made_up()[0]["plan"]["sigma"]
+    assert R.verify(forged(made_up(eps=3.), "plan", sigma=sigma*1.05))
+
+
+def test_of_several_runs_the_largest_eps_is_shown(three):
+    eps = 1.0003*three[1][-1]["eps_pld"]  # repeated steps with another seed, say
+    more = forged(three[1], -1, eps_pld=eps)
+    assert R.headline([three[0], more])["eps_pld"] == eps
+    assert R.headline([more, three[0]])["eps_pld"] == eps
+
+
+def test_every_committed_record_holds():
+    found = training.recorded(RUNS)
+    assert sum(map(len, found.values())) >= 9
+    for records in found.values():
+        for record in records:
+            R.verify(record)
+
+
+# ---- tables
+
+def test_table_shows_what_has_not_run_with_a_command_that_exists(tmp_path):
+    rows = R.results(tmp_path)
+    scans = {p for p in PRESETS if make_config(p).data in SCANS}  # judged in lesson 17, by Dice
+    assert {row["run"] for row in rows} == {p for p in PRESETS if not p.endswith("-fast")} - scans
+    for row in rows:
+        jobs = parse(row["command"].split()[1:])
+        assert row["command"].startswith("dp-train ") and [job.seed for job in jobs] == [0, 1, 2]
+        assert jobs[0].config == make_config(row["run"])
+    text = repr(cli.results_table(rows))
+    assert text.count("not run yet") == len(rows) and "nan" not in text
+
+
+def test_a_record_that_lands_fills_its_row(tmp_path, three):
+    before = R.results(tmp_path)
+    after = R.results(write(tmp_path, *three))
+    filled = [row for row in after if "runs" in row]
+    assert len(after) == len(before) and [row["run"] for row in filled] == ["resnet20-eps3"]
+    text = repr(cli.results_table(filled))
+    by_rdp = f"({filled[0]['eps_rdp']:.2f})"
+    for part in ("**53.00 +- 3.61 %**", "MADE UP", "cpu, threads: 1", "| 20 |", by_rdp):
+        assert part in text
+    assert "+-" not in repr(cli.results_table([R.headline(three[:1])]))  # one run has no spread
+
+
+def test_a_preset_that_nobody_knows_any_more_still_shows(tmp_path):
+    write(tmp_path, forged(made_up(), 0, preset="before-the-flood"))
+    rows = [row for row in R.results(tmp_path) if row["run"] == "before-the-flood"]
+    assert [row["changed"] for row in rows] == [""]
+
+
+def test_all_rows_have_the_same_columns(tmp_path, three):
+    shown = cli.results_table(R.results(write(tmp_path, *three)))
+    assert len({tuple(row) for row in shown}) == 1 and len(shown) > 1
+
+
+def test_table_is_markdown():
+    text = cli.Table([{"a": "x | y", "b": 1}, {"a": "z", "b": 2}])._repr_markdown_()
+    assert text.splitlines() == ["| a | b |", "| --- | --- |", "| x / y | 1 |", "| z | 2 |"]
+
+
+def test_readme_says_what_the_records_say():
+    "Every row 'mean +- std | seeds' of a run that README names, derived again."
+    row_of = r"\| `([\w.-]+)` \|.*?\*\*([\d.]+) \+- ([\d.]+) %\*\* \| (\d+) \|"
+    quoted = re.findall(row_of, (ROOT/"README.md").read_text(encoding="utf-8"))
+    assert len(quoted) >= 3
+    for run, *numbers in quoted:
+        rows = [row for row in R.results(RUNS) if row["run"] == run and "runs" in row]
+        assert numbers in [[f"{row['accuracy']:.2f}", f"{row['std']:.2f}", str(row["runs"])]
+                           for row in rows], run
+
+
+# ---- ladder and figures
+
+def test_ladder_holds_the_facts():
+    report = {(row.name, row.model): (row.accuracy, row.std) for row in cli.REPORT}
+    assert sorted(a for a, _ in report.values()) == [41.32, 50.36, 54.59, 54.98, 60.82, 62.39]
+    assert {s for _, s in report.values() if not math.isnan(s)} == {.65, 1.17}
+    assert all(row.eps == 3 for row in cli.REPORT)
+    wide = {(row.eps, row.accuracy) for row in cli.PUBLISHED if row.model == "WRN-40-4"}
+    assert wide == {(8, 81.4)}  # the only number of that paper that we could read
+    assert {row.eps for row in cli.PUBLISHED if "Boneh" in row.name} == {2.38}
+    assert {row.accuracy for row in OPEN} == {91.25, 91.73}
+
+
+def test_nothing_is_remembered_and_synthetic_images_are_said():
+    rows = [*OPEN, *cli.REPORT, *cli.PUBLISHED]
+    assert not [row for row in rows if "memory" in row.note]
+    assert {row.name for row in rows if row.images != "none"} == {"DP-RandP, Tang et al. 2023"}
+    ours = {row["run"]: row["images"] for row in R.results()}
+    synthetic = {name for name in PRESETS if "leaves" in name or "synthetic" in name}
+    assert {name for name in ours if ours[name] == "synthetic"} == {
+        name for name in synthetic if not name.endswith("-fast")}
+
+
+def test_the_reports_stages_stand_twice():
+    rungs = R.ladder(R.results())
+    assert {row.source for row in rungs} == {"report", "as run", "ours", "published"}
+    as_run = {row.name for row in rungs if row.source == "as run"}
+    assert {"report-v1", "report-2048", "report-4096", "report-wrn16-4"} <= as_run
+    assert rung("report-v1", load_runs("report-v1")).accuracy == next(
+        row.accuracy for row in rungs if row.name == "report-v1")
+
+
+def test_our_rows_stand_between(tmp_path, three):
+    rungs = R.ladder(R.results(write(tmp_path, *three)))
+    ours = [row for row in rungs if row.source == "ours"]
+    assert rungs[:len(cli.REPORT)] == [*cli.REPORT]
+    assert rungs[-len(cli.PUBLISHED):] == [*cli.PUBLISHED]
+    filled = [(row.accuracy, row.note) for row in ours if not math.isnan(row.accuracy)]
+    assert filled == [(pytest.approx(53.), "3 seeds")]
+    names = {row.name for row in ours}
+    assert "digits-eps3" not in names and "resnet20-eps8" in names
+
+
+def test_traces_draw_the_record(three):
+    fig = cli.plot_traces(three[:2])
+    accuracy, eps, lr, clip = (ax.lines[0] for ax in fig.axes)
+    assert [*accuracy.get_xdata()] == [10, 20]
+    assert [*accuracy.get_ydata()] == pytest.approx([60, 50])
+    assert eps.get_ydata()[-1] == pytest.approx(three[0][-1]["eps_pld"])
+    assert [*lr.get_ydata()] == [three[0][1]["lr"]]*2 and [*clip.get_ydata()] == [1, 1]
+    assert [len(ax.lines) for ax in fig.axes] == [2]*4
+    plt.close("all")
+
+
+# ---- how many seeds
+
+@pytest.mark.parametrize("n, gap", [(2, 3.), (5, 1.), (12, 1.), (20, -.7)])
+def test_power_against_simulation(n, gap):
+    # 20,000 pairs: standard error at most 0.0036; 5 of them: a false alarm in 1 of 400,000 runs
+    g = torch.Generator().manual_seed(n)
+    a, b = (.85*torch.randn(20_000, n, generator=g, dtype=torch.float64) for _ in range(2))
+    b += gap
+    noticed = (stats.ttest_ind(a.numpy(), b.numpy(), axis=1).pvalue < .05).mean()
+    assert abs(R.power_of_test(n, gap, .85) - noticed) < .018
+
+
+def test_power_at_its_ends():
+    assert R.power_of_test(6, 0., 1.) == pytest.approx(.05)
+    assert R.power_of_test(6, 0., 1., .2) == pytest.approx(.2)
+    assert R.power_of_test(6, 100., 1.) == pytest.approx(1.)
+
+
+@pytest.mark.parametrize("bad", [
+    dict(runs=1, gap=1., std=1.), dict(runs=5, gap=1., std=0.), dict(runs=5, gap=1., std=math.nan)])
+def test_power_refuses(bad):
+    with pytest.raises(ValueError, match="two or more"):
+        R.power_of_test(**bad)
+
+
+def test_seeds_for_is_the_smallest_number_that_suffices():
+    for gap, power in ((1., .8), (2., .9), (.5, .8)):
+        n = R.seeds_for(gap, .85, power)
+        assert R.power_of_test(n, gap, .85) >= power
+        assert n == 2 or R.power_of_test(n - 1, gap, .85) < power
+    # 12 in the normal approximation, of which books say: add one
+    assert R.seeds_for(1., .85) == 13 and R.seeds_for(-1., .85) == 13
+    with pytest.raises(ValueError, match="gap=0"):
+        R.seeds_for(0., 1.)

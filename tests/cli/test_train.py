@@ -1,0 +1,1006 @@
+"The training command from outside: what a newcomer types, what crashes do, what the files say."
+import fcntl
+import os
+import pty
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+import torch
+import warm
+from toys import quiet
+
+from dp_course.cli import (
+    MODELS,
+    OPTIONS,
+    PRESETS,
+    Bar,
+    Config,
+    Job,
+    ReportBlock,
+    announce_duration,
+    config_of,
+    load_data,
+    lr_at,
+    make_config,
+    make_engine,
+    make_plan,
+    make_trainer,
+    parse,
+    usable_precision,
+)
+from dp_course.cli import run as train
+from dp_course.cli.run import main, run
+from dp_course.data import Views, load
+from dp_course.gradients import fast_grad_sum, loop_grad_sum
+from dp_course.privacy import PLDAccountant, RDPAccountant
+from dp_course.training import Record, composed_epsilon, load_runs, mean_std, read_record
+from dp_course.training import trainer as trainer_module
+
+ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+
+
+def dp_train(*args, **kwargs):
+    "Run the command in a process of its own."
+    command = [sys.executable, "-m", "dp_course.cli.run", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENV, **kwargs)
+
+
+def only(folder, pattern):
+    found = sorted(Path(folder).glob(pattern))
+    assert len(found) == 1, found
+    return found[0]
+
+
+def released(path):
+    return torch.load(path, weights_only=True)["weights"]
+
+
+def weights(folder):
+    return released(only(folder, "*.release.pt"))
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def epochs_of(lines):
+    return [line for line in lines if line["kind"] == "epoch"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    "One uninterrupted miniature with a given seed, started as a user starts it."
+    out = tmp_path_factory.mktemp("whole")
+    done = dp_train("digits-eps3-fast", "--seed", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+@pytest.fixture(scope="module")
+def no_data(tmp_path_factory):
+    "A folder without data, in which the features of the digits are kept once they are made."
+    return str(tmp_path_factory.mktemp("no_data"))
+
+
+# --- what a newcomer sees
+
+
+def test_help_names_every_preset_and_every_option(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in PRESETS:
+        assert name.removesuffix("-fast") in text
+    for name in OPTIONS:
+        assert "--" + name.replace("_", "-") in text
+    for word in ("--data", "--seed", "--device", "--out", "--steps", "--time-limit", "--resume"):
+        assert word in text
+    assert "examples" in text
+
+
+MISTAKES = {
+    "digits-eps": ["unknown preset 'digits-eps'", "did you mean digits-eps3?", "resnet20-eps3",
+                   "report-4096"],
+    "zzzz": ["unknown preset 'zzzz'", "digits-eps3"],
+    "--eps 0": ["eps", "above 0", "0.0"],
+    "--eps -3": ["eps", "-3"],
+    "--eps nan": ["eps", "nan"],
+    "--eps three": ["--eps", "'three'"],
+    "--delta 0": ["delta", "0.0"],
+    "--delta 0.01": ["delta", "1/n"],
+    "--steps 0": ["--steps", "1 or more"],
+    "--steps 2.5": ["--steps", "2.5"],
+    "--time-limit 0": ["--time-limit"],
+    "--seed -1": ["--seed"],
+    "--seeds 0": ["--seeds", "1 or more"],
+    "--seeds 2 --resume": ["--resume", "leave --seeds out"],
+    "--batch-size 5000": ["batch_size", "5000", "1437"],
+    "--lr -1": ["lr", "-1"],
+    "--n-val 1437": ["n_val"],
+    "--device abacus": ["no such device", "abacus", "cpu"],
+    "--device cuda:99": ["no such device", "cuda:99"],
+    "--flux 1": ["--flux", "--help"],
+    "--resume": ["nothing to resume", "digits-eps3"],
+    "resnet20-eps3 --data nowhere": ["nowhere", "data_batch_1", "download=True"],
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_gets_one_line_and_exit_code_2(typed, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(typed.split()) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert err.startswith("dp-train: ")
+    assert not out
+    for word in MISTAKES[typed]:
+        assert word in err.replace("1,437", "1437")
+    assert not list(tmp_path.rglob("*.jsonl")), "a refused run must leave no record"
+
+
+def test_a_mistake_has_no_traceback_in_a_real_process(tmp_path):
+    done = dp_train("resnet20-eps33", "--out", tmp_path/"new")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "did you mean resnet20-eps3" in done.stderr
+
+
+def test_the_output_ends_with_guarantee_accuracy_and_paths(whole):
+    out, text = whole
+    for words in ("add", "1,437 training examples", "seed is not secret"):
+        assert words in text
+    assert re.search(r"test accuracy at the last step: \d+\.\d+% of 360 images", text)
+    for suffix in (".jsonl", ".png", ".release.pt"):
+        assert str(only(out, "*" + suffix)) in text
+    assert only(out, "*.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    lines = [line for line in text.splitlines() if line.startswith("step ")]
+    assert len(lines) == 2, "one plain line per epoch"
+    assert "\r" not in text, "no bar in a pipe"
+
+
+def read_all(reader):
+    "Everything that is written to a terminal until the other end is closed."
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(reader, 4096)
+        except OSError:
+            return seen
+        if not chunk:
+            return seen
+        seen += chunk
+
+
+def screen_of(columns, *words):
+    "What a terminal of so many columns shows of the command."
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    child = warm.dp_train(*words, err=os.ttyname(writer))
+    seen = []
+    reading = threading.Thread(target=lambda: seen.append(read_all(reader)))
+    reading.start()
+    child.join()
+    os.close(writer)
+    reading.join()
+    os.close(reader)
+    text = seen[0].decode()
+    assert child.exitcode == 0, text
+    return [line for line in text.replace("\x1b[A", "").split("\r") if line.strip()]
+
+
+def test_a_terminal_gets_a_live_bar(tmp_path):
+    seen = "\r".join(screen_of(160, "digits-eps3-fast", "--out", tmp_path))  # room for a bar
+    for word in ("digits-eps3-fast", "eps", "test accuracy", "<"):  # elapsed<left
+        assert word in seen
+
+
+def test_a_narrow_terminal_shows_eps_and_accuracy(tmp_path):
+    "Also of a run with a long name that goes on; the bar shrinks before anything is cut."
+    long = ["resnet20-synthetic-eps3-fast", "--set", "model=digit_filters", "--out"]
+    screen_of(80, *long, tmp_path/"begun", "--steps", 1)
+    for columns in (80, 50):
+        shutil.copytree(tmp_path/"begun", tmp_path/str(columns))
+        last = screen_of(columns, *long, tmp_path/str(columns), "--resume")[-1].rstrip("\n")
+        assert len(last) <= columns
+        assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last), last
+        bar = last.split("|")[1] if last.count("|") > 1 else last.split("|")[-1]
+        assert len(bar) <= 12, "what is left of the bar"
+
+
+def test_the_bar_of_a_resumed_run_ends_where_the_run_does_and_times_its_own_steps(monkeypatch):
+    plan = make_plan(make_config("digits-eps3"), 1437)
+    trainer = SimpleNamespace(plan=plan, t=60, epsilon=lambda: 2.)
+    bar = Bar(None, trainer, "demo", 70).bar
+    assert (bar.total, bar.initial, bar.n) == (70, 60, 60)
+    monkeypatch.setattr(bar, "_time", lambda: bar.start_t + 8)
+    bar.n = 64  # four steps in eight seconds: the six that are left take twelve more
+    told = bar.format_dict
+    assert told["total"] - told["n"] == 6 and told["initial"] == 60
+    assert "00:08<00:12" in bar.format_meter(**told | {"rate": None, "elapsed": 8.})
+    bar.close()
+
+
+def test_a_run_without_a_limit_never_tells_of_one(tmp_path, capsys):
+    words = ["digits-eps3-fast", "--out", str(tmp_path)]
+    assert main([*words, "--time-limit", "1e-6"]) == 0
+    assert main([*words, "--resume", "--steps", "3"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("time limit") == 1 and "Cut short (--steps) after step 3 of 6" in text
+    assert [line["why"] for line in read_record(only(tmp_path, "*.jsonl"))
+            if line["kind"] == "end"] == ["time limit", "steps"]
+
+
+def test_another_budget_is_another_run(tmp_path, capsys):
+    "eps = 3 was asked for; the newest run of the preset has eps = 8."
+    out = ["--out", str(tmp_path), "--steps", "2"]
+    words = ["digits-eps3-fast", "--seed", "0", *out]
+    assert main(words) == 0
+    assert main([*words, "--eps", "8"]) == 0
+    assert "digits-eps3-fast-eps8: " in capsys.readouterr().out
+    three = next(tmp_path.glob("*fast-0.jsonl"))
+    resume = ["digits-eps3-fast", "--resume", "--out", str(tmp_path), "--steps", "3"]
+    for more in ([], ["--eps", "3"]):
+        assert main([*resume, *more]) == 0
+        assert [line["kind"] for line in read_record(three)].count("resume") == 1 + bool(more)
+    eight = next(tmp_path.glob("*eps8-0.jsonl"))
+    assert "resume" not in {line["kind"] for line in read_record(eight)}
+    assert main([*resume, "--eps", "8"]) == 0
+    assert read_record(eight)[0]["plan"]["eps"] == 8 and read_record(eight)[-1]["step"] == 3
+    capsys.readouterr()
+    assert main([*resume, "--eps", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "nothing to resume" in said and "pass the settings" in said and ".checkpoint" in said
+    assert "there eps is " in said and "not 5.0" in said
+    three.unlink()
+    capsys.readouterr()
+    assert main(resume) == 0, "nothing was typed, and one run of the preset is left"
+    assert "digits-eps3-fast-eps8: " in capsys.readouterr().out
+    assert main([*resume, "--eps", "3"]) == 2
+    assert "there eps is 8.0, not 3.0" in capsys.readouterr().err
+
+
+def test_memory_is_kept_by_the_command_and_by_fit(monkeypatch, capsys):
+    kept = []
+    for module in (train, trainer_module):
+        monkeypatch.setattr(module, "keep_memory", lambda: kept.append(1))
+    assert main(["--eps", "0"]) == 2
+    assert len(kept) == 1
+    c = make_config("digits-eps3-fast")
+    make_trainer(c, load_data(c), seed=0).fit(1)
+    assert len(kept) == 2
+
+
+# --- a resumed run that rounds differently
+
+
+def test_used_up_steps_end_in_words_and_all_is_saved(tmp_path, capsys, monkeypatch):
+    "Two steps are repeated with other sums: both count twice, and the plan pays for one of them."
+    words = ["digits-eps3-fast", "--out", str(tmp_path)]
+    assert main([*words, "--seed", "1", "--steps", "3"]) == 0
+    checkpoint = only(tmp_path, "*.checkpoint")
+    old = checkpoint.read_bytes()
+    assert main([*words, "--resume", "--steps", "5"]) == 0
+    checkpoint.write_bytes(old)  # a crash lost steps 4 and 5, not the ledger
+    make = train.make_engine
+
+    def rounds_differently(*args):
+        engine = make(*args)
+
+        def other(*given):
+            total, norms = engine(*given)
+            return {name: g*(1 + 1e-6) for name, g in total.items()}, norms
+        return other
+
+    monkeypatch.setattr(train, "make_engine", rounds_differently)
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    out, err = capsys.readouterr()
+    assert "The budget is used up after step 4 of 6: 6 steps were computed" in out and not err
+    end = read_record(only(tmp_path, "*.jsonl"))[-1]
+    assert (end["why"], end["step"], end["computed"]) == ("budget", 4, 6)
+    assert end["eps_pld"] <= 3 and not end["finished"]
+    before = weights(tmp_path)
+    assert main([*words, "--resume"]) == 0, "and once more, with the same words"
+    assert "used up after step 4 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path), before)
+
+
+# --- settings
+
+
+def test_every_setting_is_explained():
+    source = Path(sys.modules[Config.__module__].__file__).read_text()
+    for field in fields(Config):
+        comment = rf"^    {field.name}:.*  # \S.{{4}}"
+        assert re.search(comment, source, re.M), f"{field.name} has no comment"
+
+
+def test_every_preset_is_one():
+    for name in PRESETS:
+        make_config(name)
+    budgets = {f"resnet20-eps{eps}" for eps in (1, 2, 3, 5, 8)}
+    reports = {"report-v1", "report-2048", "report-4096", "report-wrn16-4"}
+    assert {"digits-eps3", *budgets, *reports} <= PRESETS.keys()
+    for name in PRESETS:
+        if not name.endswith("-fast"):
+            tiny = "phantoms" if name.startswith("oct-") else "digits"
+            assert make_config(name + "-fast").data == tiny
+
+
+def test_precision_is_one_of_those_that_exist():
+    assert make_config("digits-eps3").precision == "float32"
+    assert make_config("resnet20-eps3").precision == "auto"
+    assert make_config("report-2048").precision == "float32"  # as its code ran
+    with pytest.raises(ValueError, match="pass one of auto, bf16, float32"):
+        make_config("digits-eps3", precision="float16")
+
+
+@pytest.mark.parametrize("here, fast", [(True, True), (True, False), (False, False)])
+def test_bfloat16_is_taken_where_it_is_fast_and_refused_where_it_is_not(monkeypatch, here, fast):
+    monkeypatch.setattr(train, "has_bfloat16", lambda device: here)
+    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: fast)
+    auto, half, full = (
+        make_config("digits-eps3", precision=p) for p in ("auto", "bf16", "float32"))
+    assert usable_precision(auto, "cpu") == ("bf16" if fast else "float32")
+    assert usable_precision(full, "cpu") == "float32"
+    assert (make_engine(auto, "cpu", 8) is fast_grad_sum) == (not fast)
+    if here:
+        assert usable_precision(half, "cpu") == "bf16"
+    else:
+        with pytest.raises(ValueError, match="this processor has no bfloat16"):
+            usable_precision(half, "cpu")
+    other = replace(auto, engine="vmap")
+    assert usable_precision(other, "cpu") == "float32"
+    with pytest.raises(ValueError, match="'vmap' has no bfloat16"):
+        usable_precision(replace(other, precision="bf16"), "cpu")
+
+
+def test_the_record_says_which_precision_auto_took_and_a_run_keeps_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: True)
+    words = ["digits-eps3-fast", "--seed", "1", "--out", str(tmp_path), "--precision", "auto"]
+    assert main([*words, "--steps", "2"]) == 0
+    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: False)
+    assert main([*words, "--steps", "4", "--resume"]) == 0  # slower here, and the same run
+    lines = read_record(only(tmp_path, "*.jsonl"))
+    assert lines[0]["precision"] == lines[0]["config"]["precision"] == "bf16"
+    assert [line["precision"] for line in lines if line["kind"] == "resume"] == ["bf16"]
+    monkeypatch.setattr(train, "has_bfloat16", lambda device: False)
+    assert main([*words, "--resume"]) == 2  # its steps would come out differently
+
+
+def test_settings_of_older_records_are_understood():
+    for path in sorted((ROOT/"runs").glob("*-digits-eps3-[0-9].jsonl")):
+        config = config_of(read_record(path))
+        assert config.preset == "digits-eps3"
+        assert config.precision == "float32"
+
+
+# FACTS: Opacus draws at q = 1/98, 1/25, 1/13; the PRV sigmas printed read about 0.010 too much eps
+REPORT = {
+    "report-v1": (1/98, 1470, .8801),
+    "report-2048": (1/25, 625, 1.6138),
+    "report-4096": (1/13, 650, 2.8809),
+    "report-wrn16-4": (1/25, 625, 1.6138),
+}
+
+
+@pytest.mark.parametrize("name", REPORT)
+def test_the_plans_of_the_report_are_the_ones_that_really_ran(name):
+    q, steps, printed = REPORT[name]
+    c = make_config(name)
+    plan = make_plan(c, 50_000)
+    assert plan.q == pytest.approx(q, rel=1e-12)
+    assert plan.steps == steps
+    assert plan.sigma == printed
+    assert .99*printed < make_plan(replace(c, sigma=0.), 50_000).sigma < printed
+    assert (c.views, c.ema) == (0, 0), "the report had no views and no average"
+    assert c.pixel_std == (.2023, .1994, .2010)
+
+
+def test_every_row_of_the_report_has_its_printed_sigma_and_its_network():
+    rows = [name for name in PRESETS if name.startswith("report-") and not name.endswith("-fast")]
+    assert sorted(rows) == sorted(REPORT)
+    sizes = {name: sum(p.numel() for p in MODELS[make_config(name).model]().parameters())
+             for name in rows}
+    for name in ("report-v1", "report-2048", "report-4096"):
+        assert round(sizes[name], -4) == 270_000  # the report says 0.27 M
+    wide = MODELS["wrn16_4_report"]()
+    blocks = [block for block in wide if isinstance(block, ReportBlock)]
+    assert len(blocks) == 6 and sizes["report-wrn16-4"] == 2_747_994
+    for block in blocks:
+        main = [m for name, m in block.named_modules() if "shortcut" not in name]
+        assert sum(isinstance(m, torch.nn.GroupNorm) for m in main) == 1, "one norm per block"
+        i = block.conv1.in_channels
+        assert block(torch.randn(2, i, 4, 4)).min() >= 0, "activated after the sum"
+
+
+# FACTS: sigma by PLD at eps = 3 is 3.715 for (B 4096, T 1000)
+OURS = {
+    "resnet20-eps3": (4096, 1000, 3.715),
+    "wrn16-4-eps3": (4096, 1000, 3.715),
+    "scatter-linear-eps3": (8192, 240, 3.679),
+    "scatter-cnn-eps3": (8192, 120, 2.701),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_recipes_of_our_own_runs(name):
+    size, steps, sigma = OURS[name]
+    c = make_config(name)
+    plan = make_plan(c, 50_000)
+    assert (plan.batch_size, plan.steps, plan.eps, plan.delta) == (size, steps, 3., 1e-5)
+    assert abs(plan.sigma - sigma) < .002
+    recipe = (16, .999, 2., 0.) if size == 4096 else (0, 0, c.lr, .9)
+    assert (c.views, c.ema, c.lr, c.momentum) == recipe
+
+
+def test_other_budgets_change_nothing_else():
+    assert make_plan(make_config("wrn40-4-eps8"), 50_000).steps == 2000
+    families = {"resnet20": (1, 2, 3, 5, 8), "scatter-linear": (1, 2, 2.38, 3, 5, 8)}
+    for family, budgets in families.items():
+        for eps in budgets:
+            assert bare(f"{family}-eps{eps}") == bare(f"{family}-eps3")
+
+
+def test_the_learning_rate_is_a_function_of_the_step():
+    c = replace(make_config("digits-eps3"), lr=2., schedule="linear")
+    assert [lr_at(c, t, 4) for t in range(4)] == [2., 1.5, 1., .5]
+    assert lr_at(replace(c, schedule="constant"), 3, 4) == 2.
+
+
+def test_the_record_holds_the_rate_of_the_step_that_was_taken(tmp_path):
+    c = make_config("digits-eps3-fast")
+    quiet(c, out=tmp_path, seed=0, steps=1)
+    end = quiet(c, out=tmp_path, resume=True)
+    rows = epochs_of(read_record(end["paths"]["record"]))
+    assert [row["step"] for row in rows] == [1, 3, 6]
+    assert [row["lr"] for row in rows] == [lr_at(c, row["step"] - 1, 6) for row in rows]
+
+
+def bare(name):
+    "A preset without name, budget and what was tuned."
+    return replace(make_config(name), preset="", about="", eps=3., lr=1., tuning_runs=0)
+
+
+FAST = [name for name in PRESETS if name.endswith("-fast")]
+KINDS = {bare(name): name for name in FAST}  # other budgets are the same code
+
+
+@pytest.mark.parametrize("name", KINDS.values())
+def test_every_miniature_takes_a_step(name, no_data, monkeypatch):
+    monkeypatch.setenv("DP_COURSE_DATA", no_data)
+    c = replace(make_config(name), batch_size=8)
+    trainer = make_trainer(c, load_data(c), seed=0)
+    assert len(trainer.callbacks) == bool(c.ema)
+    assert (trainer.augment is not None) == bool(c.views)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    trainer.step()
+    named = dict(trainer.model.named_parameters())
+    moved = [k for k, v in named.items() if not torch.equal(before[k], v)]
+    assert moved == [k for k, v in named.items() if v.requires_grad]
+
+
+def test_the_engines_of_a_preset_agree():
+    c = make_config("digits-eps3-fast")
+    data = load_data(c)
+    x, y = data.normalize(data.train_x[:12]).double(), data.train_y[:12]
+    trainer = make_trainer(c, data, seed=0)
+    model = trainer.model.double()
+    a, norms_a = trainer.engine(model, trainer.loss_fn, x, y, trainer.clip)
+    b, norms_b = loop_grad_sum(model, trainer.loss_fn, x, y, trainer.clip)
+    assert torch.allclose(norms_a.double(), norms_b.double(), atol=1e-10)
+    assert all(torch.allclose(a[k], b[k], atol=1e-10) for k in b)
+
+
+# --- truth
+
+
+def test_the_first_line_holds_everything(whole):
+    start = read_record(only(whole[0], "*.jsonl"))[0]
+    assert start["kind"] == "start"
+    assert start["preset"] == "digits-eps3-fast"
+    assert set(start["config"]) == {field.name for field in fields(Config)}
+    assert start["seed"] == 3
+    assert start["seed_policy"].startswith("reproducible")
+    assert start["device"] == "cpu"
+    assert start["precision"] == "float32"
+    assert start["machine"]["torch"]
+    assert start["processes"] == 1
+
+
+def test_the_other_lines_hold_everything(whole):
+    start, *rows, end = read_record(only(whole[0], "*.jsonl"))
+    assert [row["step"] for row in rows] == [3, 6]
+    keys = {"kind", "epoch", "step", "eps", "test_accuracy", "seconds", "lr", "clip"}
+    for row in rows:
+        assert row["kind"] == "epoch"
+        assert row.keys() == keys
+    assert end["kind"] == "end" and end["finished"] and end["step"] == 6
+    assert end["delta"] == 1e-5
+    assert end["test_accuracy"] == rows[-1]["test_accuracy"], "of the last step, not the best"
+    for k in ("seconds", "seconds_per_step", "images_per_second", "peak_memory_mb"):
+        assert end[k] > 0
+    assert end["tuning_runs"] == start["config"]["tuning_runs"]
+    assert end["classes"] == list("0123456789")
+    assert sum(end["class_accuracy"])/10 == pytest.approx(end["test_accuracy"], abs=1e-6)  # 36 each
+
+
+def test_the_last_line_holds_eps_by_two_accountants(whole):
+    start, *_, end = read_record(only(whole[0], "*.jsonl"))
+    q, sigma = start["plan"]["q"], start["plan"]["sigma"]
+    pld = PLDAccountant().step(q, sigma, 6).epsilon(1e-5)
+    rdp = RDPAccountant().step(q, sigma, 6).epsilon(1e-5)
+    assert end["eps_pld"] == pytest.approx(pld)
+    assert end["eps_rdp"] == pytest.approx(rdp)
+    assert pld <= 3 < 1.2*rdp
+
+
+def test_nothing_un_noised_about_the_training_set_is_recorded(whole):
+    keys = " ".join({key for line in read_record(only(whole[0], "*.jsonl")) for key in line})
+    for word in ("loss", "train", "norm", "nonfinite", "nonprivate", "realised", "indices"):
+        assert word not in keys
+
+
+def test_a_run_cut_short_charges_what_it_spent(tmp_path, capsys):
+    assert main(["digits-eps3-fast", "--steps", "2", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    start, *_, end = read_record(only(tmp_path, "*.jsonl"))
+    plan = start["plan"]
+    spent = PLDAccountant().step(plan["q"], plan["sigma"], 2).epsilon(1e-5)
+    assert not end["finished"] and end["step"] == 2
+    assert end["eps_pld"] == pytest.approx(spent)
+    assert 0 < spent < 2
+    assert plan["steps"] == 6, "sigma must be that of the whole plan, or --resume could not go on"
+    assert f"eps = {spent:.4g} is spent, not 3" in text
+    assert "after step 2 of 6" in text
+
+
+def test_a_time_limit_stops_at_a_step_boundary_and_resume_goes_on(tmp_path, capsys):
+    slice_ = ["digits-eps3-fast", "--time-limit", "1e-6", "--out", str(tmp_path)]
+    assert main([*slice_, "--seed", "3"]) == 0
+    assert "time limit" in capsys.readouterr().out
+    end = read_record(only(tmp_path, "*.jsonl"))[-1]
+    assert not end["finished"]
+    assert end["step"] == 1, "one step always, so that slices get somewhere"
+    assert [main([*slice_, "--resume"]) for _ in range(6)] == [0]*5 + [2]
+    assert "nothing to resume" in capsys.readouterr().err
+    quiet(make_config("digits-eps3-fast"), out=tmp_path/"calm", seed=3)  # as many threads as here
+    assert same(weights(tmp_path), weights(tmp_path/"calm"))
+    lines = read_record(only(tmp_path, "*.jsonl"))
+    assert lines[-1]["finished"]
+    assert [line["step"] for line in lines if line["kind"] == "end"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_secret_seed_stays_in_the_checkpoint(tmp_path):
+    assert main(["digits-eps3-fast", "--steps", "3", "--out", str(tmp_path)]) == 0
+    private = only(tmp_path, "*.checkpoint").read_bytes()
+    in_hex = rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])"  # 256 bits
+    seed = re.search(in_hex, private)[0].decode()
+    forms = (seed.encode(), bytes.fromhex(seed), str(int(seed, 16)).encode())
+    public = [p for p in tmp_path.iterdir() if ".checkpoint" not in p.name]
+    assert len(public) == 3
+    assert "secret" in only(tmp_path, "*.jsonl").name
+    for path in public:
+        content = path.read_bytes()
+        assert not [form for form in forms if form in content], path.name
+    assert main(["digits-eps3-fast", "--resume", "--out", str(tmp_path)]) == 0
+    assert not list(tmp_path.glob("*.checkpoint*")), "the secret of a finished run is destroyed"
+
+
+def test_two_secret_runs_differ_and_keep_their_own_records(tmp_path):
+    for _ in range(2):
+        quiet(make_config("digits-eps3-fast", epochs=.5), out=tmp_path)
+    a, b = sorted(tmp_path.glob("*.jsonl"))
+    assert b.name.endswith("secret.jsonl") != a.name.endswith("secret.jsonl")  # one has a number
+    w = [released(p) for p in sorted(tmp_path.glob("*.release.pt"))]
+    assert len(w) == 2
+    assert not same(*w)
+
+
+def test_validation_comes_out_of_the_training_set():
+    data = load("digits")
+    held = load_data(make_config("digits-eps3", n_val=200))
+    rows = {bytes(x.flatten().tolist()) for x in data.train_x}
+    assert len(held) == 1237
+    assert all(bytes(x.flatten().tolist()) in rows for x in held.test_x)
+    assert "validation" in held.name
+
+
+# --- views and averages
+
+
+def test_a_view_is_one_example_and_micro_batches_shrink():
+    c = make_config("digits-eps3-fast", micro_batch=32, views=4, crop=1, batch_size=32)
+    trainer = make_trainer(c, load_data(c), seed=0)
+    seen, engine = [], trainer.engine
+
+    def watched(model, loss_fn, x, y, clip):
+        assert isinstance(x, Views)
+        seen.append(x.tree.shape)
+        return engine(model, loss_fn, x, y, clip)
+
+    trainer.engine = watched
+    trainer.step()
+    assert all(shape[1:] == (4, 1, 8, 8) and shape[0] <= 8 for shape in seen)
+    assert trainer.plan.batch_size == 32
+    # examples, as the plan counts them; 32 +- 5 are expected: 5 standard deviations
+    assert 10 < sum(shape[0] for shape in seen) < 60
+
+
+@pytest.mark.parametrize("views, images, examples", [(16, 1024, 64), (16, 2, 1), (0, 1024, 1024)])
+def test_a_micro_batch_is_counted_in_images(views, images, examples):
+    c = make_config("digits-eps3-fast", views=views, micro_batch=images, crop=1)
+    assert make_trainer(c, load_data(c), seed=0).micro_batch == examples
+
+
+def average_by_hand(c):
+    "The trainer, its last weights, and the mean of all iterates with De et al.'s warm-up."
+    trainer = make_trainer(c, load_data(c), seed=0)
+    mean = None
+    for t in range(trainer.plan.steps):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = lr_at(c, t, trainer.plan.steps)
+        trainer.step()
+        w = trainer.params["5.weight"].detach().double()
+        decay = min(.9, (1 + t)/(10 + t))
+        mean = w.clone() if mean is None else decay*mean + (1 - decay)*w
+    return trainer, w, mean
+
+
+def test_the_average_is_tested_and_released(tmp_path):
+    # so wild that the last iterate is another network
+    wild = dict(ema=.9, epochs=4, lr=9., schedule="constant", eps=.5)
+    c = make_config("digits-eps3-fast", **wild)
+    end = quiet(c, out=tmp_path, seed=0)
+    trainer, w, mean = average_by_hand(c)
+    assert end["accuracy_unaveraged"] == trainer.evaluate()
+    public = released(end["paths"]["weights"])
+    assert torch.allclose(public["5.weight"].double(), mean, atol=1e-5)
+    assert not torch.allclose(public["5.weight"].double(), w, atol=1e-3), "not the last iterate"
+    trainer.model.load_state_dict(public)
+    assert end["test_accuracy"] == trainer.evaluate()
+    row = epochs_of(read_record(end["paths"]["record"]))[-1]
+    for key in ("accuracy_unaveraged", "test_accuracy"):
+        assert row[key] == end[key]
+
+
+def test_views_average_and_momentum_survive_a_stop(tmp_path):
+    c = make_config("digits-eps3-fast", views=3, ema=.9)
+    assert c.momentum == .9
+    calm = quiet(c, out=tmp_path/"calm", seed=0)
+    for steps in (1, 2, None):
+        wild = quiet(c, out=tmp_path/"wild", seed=0, steps=steps, resume=steps != 1)
+    assert wild["finished"]
+    assert wild["accuracy_unaveraged"] == calm["accuracy_unaveraged"]
+    assert same(weights(tmp_path/"calm"), weights(tmp_path/"wild"))
+
+
+def test_per_class_accuracy_by_hand(whole):
+    end = read_record(only(whole[0], "*.jsonl"))[-1]
+    c = make_config("digits-eps3-fast")
+    data = load_data(c)
+    trainer = make_trainer(c, data, seed=3, init_seed=3)
+    trainer.model.load_state_dict(weights(whole[0]))
+    guess = trainer.model(data.normalize(data.test_x)).argmax(1)
+    right = (guess == data.test_y).double()
+    by_hand = [round(right[data.test_y == k].mean().item(), 6) for k in range(10)]
+    assert end["class_accuracy"] == by_hand
+
+
+def test_features_and_pixels_cannot_be_mixed_up():
+    with pytest.raises(ValueError, match="take the features"):
+        make_config("digits-eps3", features="scatter")
+    with pytest.raises(ValueError, match="take the features"):
+        make_config("scatter-linear-eps3", features="")
+
+
+@pytest.mark.parametrize("took, steps, words", [
+    ([.01]*3, 100, None),
+    ([4.]*2, 100, None),
+    ([40.]*2, 100, None),
+    ([9., 4., 5.], 100, ["about 4 s", "7 minutes"]),
+    ([40.], 1000, ["11 hours"]),
+])
+def test_a_slow_run_says_how_long_it_will_take(took, steps, words):
+    said = []
+    announce_duration(took, steps, said.append)
+    assert len(said) == bool(words)
+    for word in words or ():
+        assert word in said[0]
+
+
+# --- checkpoints
+
+
+@pytest.mark.parametrize("name, most", [("resnet20-eps3-fast", 8e6), ("wrn16-4-eps3-fast", 40e6)])
+def test_checkpoints_are_as_small_as_promised(name, most, tmp_path):
+    c = replace(make_config(name), batch_size=2, views=1, momentum=.9)
+    trainer = make_trainer(c, load_data(c), seed=0)
+    for _ in range(2):
+        trainer.step()
+        trainer.save(tmp_path/"c.checkpoint")
+    assert trainer.optimizer.state and trainer.callbacks[0].weights
+    names = sorted(p.name for p in tmp_path.iterdir())
+    expected = ["c.checkpoint", "c.checkpoint.ledger", "c.checkpoint.prev"]
+    assert names == expected, "this one, its ledger, and the one before"
+    for path in tmp_path.iterdir():
+        assert path.stat().st_size <= most
+        assert path.stat().st_mode & 0o77 == 0, "private: it holds the secret seed"
+
+
+# --- crashes
+
+
+SURVIVOR = "digits-eps3 --batch-size 60 --epochs 8 --ema .9 --views 2".split()
+
+
+def begin(server, out):
+    "Start the run, or go on with it."
+    more = ["--resume"] if list(out.glob("*.checkpoint")) else ["--seed", "5"]
+    child = server.Process(target=main, args=([*SURVIVOR, *more, "--out", str(out)],))
+    child.start()
+    return child
+
+
+def records_in(folder):
+    return [lines for path in folder.glob("*.jsonl") if (lines := read_record(path))]
+
+
+def kill_after_a_line(server, out):
+    "Start it and kill it a little after it wrote something; tell whether it was still alive."
+    before = sum(map(len, records_in(out)))
+    give_up = time.monotonic() + 60
+    child = begin(server, out)
+    while child.is_alive() and time.monotonic() < give_up:
+        if sum(map(len, records_in(out))) > before:
+            break
+        time.sleep(.002)
+    time.sleep(random.uniform(0, .2))
+    alive = child.is_alive()
+    child.kill()
+    child.join()
+    return alive
+
+
+def finished_in(folder):
+    return [path for path in sorted(folder.glob("*.jsonl"))
+            if (read_record(path) or [{}])[-1].get("finished")]
+
+
+def survive(tmp_path, kills):
+    "Kill a run again and again, finish it, and compare with a run that nobody touched."
+    server = warm.server()
+    calm, wild = tmp_path/"calm", tmp_path/"wild"
+    begin(server, calm).join()
+    alive = 0
+    for _ in range(kills):
+        if not finished_in(wild):
+            alive += kill_after_a_line(server, wild)
+    if not finished_in(wild):
+        begin(server, wild).join()
+    path, = finished_in(wild)
+    assert alive, f"none of {kills} kills hit a running process"
+    return calm, path
+
+
+def test_kill_9_ten_times_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums in another order differ in the last bit
+    calm, path = survive(tmp_path, kills=10)
+    assert same(weights(calm), released(path.with_suffix(".release.pt"))), "bit for bit"
+    keys = ("step", "eps", "test_accuracy", "accuracy_unaveraged", "lr")
+    got, reference = read_record(path), read_record(only(calm, "*.jsonl"))
+    rows = [[row[k] for k in keys] for row in epochs_of(got)]
+    wanted = [[row[k] for k in keys] for row in epochs_of(reference)]
+    assert rows == wanted, "every epoch once, with the same numbers"
+    assert got[-1]["eps_pld"] == reference[-1]["eps_pld"]
+
+
+def test_an_epoch_whose_checkpoint_was_lost_is_written_once(tmp_path):
+    c = make_config("digits-eps3-fast")
+    calm = quiet(c, out=tmp_path/"b", seed=0)
+    checkpoint = quiet(c, out=tmp_path/"a", seed=0, steps=1)["paths"]["checkpoint"]
+    old = checkpoint.read_bytes()
+    quiet(c, out=tmp_path/"a", resume=True, steps=3)
+    checkpoint.write_bytes(old)  # as if the crash came between the row of step 3 and its checkpoint
+    end = quiet(c, out=tmp_path/"a", resume=True)
+    rows = epochs_of(read_record(end["paths"]["record"]))
+    assert [row["step"] for row in rows] == [1, 3, 6]
+    assert end["test_accuracy"] == calm["test_accuracy"]
+
+
+def test_half_a_line_is_dropped_and_the_record_goes_on(tmp_path):
+    record = Record(tmp_path/"a.jsonl")
+    record.write("start", preset="x")
+    record.write("epoch", step=1)
+    record.file.write(b'{"kind": "epoch", "st')
+    record.close()
+    assert [line["kind"] for line in read_record(record.path)] == ["start", "epoch"]
+    again = Record(record.path, resume=True)
+    again.write("epoch", step=2)
+    assert [line.get("step") for line in read_record(record.path)] == [None, 1, 2]
+    with pytest.raises(FileExistsError):
+        Record(record.path)
+
+
+def test_resume_refuses_other_settings(tmp_path, capsys):
+    quiet(make_config("digits-eps3-fast"), out=tmp_path, seed=0, steps=1)
+    resume = ["digits-eps3-fast", "--resume", "--out", str(tmp_path)]
+    assert main([*resume, "--eps", "8"]) == 2
+    assert "eps is 3.0, not 8.0" in capsys.readouterr().err
+    assert main([*resume, "--seed", "1"]) == 2
+    assert "with seed 1" in capsys.readouterr().err
+    only(tmp_path, "*.checkpoint").write_bytes(b"no checkpoint at all")
+    assert main(resume) == 2
+    assert ".checkpoint" in capsys.readouterr().err
+
+
+def test_a_callback_that_fails_leaves_a_run_that_goes_on(tmp_path):
+    c = make_config("digits-eps3-fast")
+    calm = quiet(c, out=tmp_path/"calm", seed=0)
+
+    def full_disk(text):
+        if text.startswith("step     3"):
+            raise OSError("no space left")
+
+    with pytest.raises(OSError):
+        run(Job(c, out=tmp_path/"wild", seed=0), say=full_disk, show=False)
+    end = quiet(c, out=tmp_path/"wild", resume=True)
+    assert same(released(end["paths"]["weights"]), released(calm["paths"]["weights"]))
+    rows = epochs_of(read_record(end["paths"]["record"]))
+    assert [row["step"] for row in rows] == [3, 6]
+
+
+# --- several runs
+
+
+def test_three_seeds_are_summed_up_and_composed(tmp_path, capsys):
+    typed = "digits-eps3-fast --seed 0 --seeds 3 --epochs 1 --out".split()
+    assert main([*typed, str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    runs = load_runs("digits-eps3-fast", tmp_path)
+    ends = [lines[-1] for lines in runs]
+    assert [lines[0]["seed"] for lines in runs] == [0, 1, 2]
+    mean, std = mean_std(100*end["test_accuracy"] for end in ends)
+    assert f"3 finished runs: test accuracy {mean:.2f} +- {std:.2f} %" in text
+    plan = make_plan(make_config("digits-eps3-fast", epochs=1), 1437)
+    together = composed_epsilon(ends, plan)
+    assert together > 3.5
+    assert f"eps = {together:.3g} together" in text
+
+
+def test_means_that_runs_bought_are_in_what_they_cost_together(tmp_path, capsys):
+    # Seen to fail: the account took the steps only, and said less than the runs had spent
+    typed = "leaves-linear-eps3-fast --seed 0 --seeds 3 --out".split()
+    assert main([*typed, str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    lines = load_runs("leaves-linear-eps3-fast", tmp_path)[0]
+    plan, centre = lines[0]["plan"], lines[0]["config"]["centre"]
+    account = PLDAccountant().step(plan["q"], plan["sigma"], 3*plan["steps"])
+    steps_alone = account.epsilon(1e-5)
+    whole = account.step(1., centre, 3).epsilon(1e-5)
+    assert whole > steps_alone + .01
+    assert f"eps = {whole:.3g} together" in text
+    bought = composed_epsilon([dict(step=0)], replace(make_plan(
+        make_config("leaves-linear-eps3-fast"), 1437), releases=(centre,)))
+    assert bought > .3, "a mean that was bought before the first step is spent"
+
+
+def test_a_validation_accuracy_is_not_called_a_test_accuracy(tmp_path, capsys):
+    typed = "digits-eps3-fast --seed 0 --seeds 2 --n-val 300 --out".split()
+    assert main([*typed, str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "2 finished runs: validation accuracy (nonprivate)" in text
+    assert "test accuracy" not in text
+
+
+def test_runs_that_were_cut_short_have_no_mean_but_a_price(tmp_path, capsys):
+    typed = "digits-eps3-fast --seed 0 --seeds 2 --steps 2 --out".split()
+    assert main([*typed, str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "finished runs" not in text and "Publishing all 2 spends more than one" in text
+
+
+def test_a_run_that_begins_with_its_head_counts_all_that_it_trains(tmp_path):
+    # Seen to fail: the body was frozen already when the first line was written
+    config = make_config("resnet20-synthetic-eps3-fast", head_steps=1)
+    record = read_record(quiet(config, out=tmp_path, seed=0)["paths"]["record"])
+    assert record[0]["parameters"] > 100_000
+
+
+def test_a_data_set_is_called_by_its_name(tmp_path, capsys):
+    # Seen to fail: `Digits` was loaded, trained on to the end, and lost in a KeyError
+    for name in ("Digits", "nonsense"):
+        assert main(["digits-eps3-fast", "--set", f"data={name}", "--out", str(tmp_path)]) == 2
+        assert "pass one of digits, mnist" in capsys.readouterr().err
+    assert main(["--dry-run", "--n-val", "2000"]) == 2
+    assert "leaves nobody to train on: pass less than 1437" in capsys.readouterr().err
+
+
+def test_seeds_count_up_and_secret_ones_stay_secret():
+    assert [job.seed for job in parse(["--seeds", "2", "--seed", "7"])] == [7, 8]
+    assert [job.seed for job in parse(["--seeds", "2"])] == [None, None]
+
+
+def test_the_committed_records_reach_what_is_promised():
+    runs = load_runs("digits-eps3", ROOT/"runs")
+    assert len(runs) >= 3
+    assert len({lines[0]["seed"] for lines in runs}) == len(runs)
+    now = make_config("digits-eps3")
+    for start, *_, end in runs:
+        for key in ("eps", "delta", "batch_size", "epochs", "lr", "model"):
+            assert start["config"][key] == getattr(now, key)
+        assert end["eps_pld"] <= 3
+        assert end["tuning_runs"] == now.tuning_runs > 0
+    assert mean_std(lines[-1]["test_accuracy"] for lines in runs)[0] >= .90
+
+
+def test_the_main_job_repeats_its_record(tmp_path):
+    end = quiet(make_config("digits-eps3"), out=tmp_path, seed=0)
+    then = epochs_of(read_record(only(ROOT/"runs", "*-digits-eps3-0.jsonl")))
+    now = epochs_of(read_record(end["paths"]["record"]))
+    for key in ("step", "lr", "clip"):
+        assert [row[key] for row in now] == [row[key] for row in then]
+    assert [row["eps"] for row in now] == pytest.approx([row["eps"] for row in then], abs=1e-9)
+    got, wanted = [[row["test_accuracy"] for row in rows] for rows in (now, then)]
+    # other threads add up in another order, and another sum gets other noise; in the first epochs
+    # a row moves by three points from seed to seed
+    assert got[2:] == pytest.approx(wanted[2:], abs=.05)
+
+
+def test_the_number_in_the_readme_is_printed_again(capsys):
+    "On one thread, as its text says; on another processor the sums round and get other noise."
+    index = nbformat.read(ROOT/"nbs/index.ipynb", 4)
+    code = [cell for cell in index.cells if cell.cell_type == "code"]
+    plain = [cell for cell in code if not {"table", "picture"} & set(cell.metadata.get("tags", []))]
+    hidden, five, last = [cell.source for cell in plain]
+    known = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(2):
+            exec(hidden + "\n" + five.partition("trainer =")[0] + "\n" + last, known)
+    finally:
+        torch.set_num_threads(threads)
+    printed, again = capsys.readouterr().out.splitlines(keepends=True)
+    assert again == printed
+    stored = plain[-1].outputs[0]["text"]
+    assert stored in (ROOT/"README.md").read_text()
+    (said, now), (was, then) = [text.split(", test accuracy ") for text in (printed, stored)]
+    assert said == was  # eps
+    assert float(now.rstrip("%\n")) == pytest.approx(float(then.rstrip("%\n")), abs=3.)
+    assert "seed=" not in five, "a seed of one's own is no secret"
+
+
+# --- the real network on real images
+
+
+def test_resnet20_takes_three_steps_on_real_cifar10(real, tmp_path):
+    cifar = real("cifar10")
+    small = dict(batch_size=8, micro_batch=16, views=2, epochs=3*8/2000, momentum=.9)
+    c = replace(make_config("resnet20-eps3"), **small)
+    parts = dict(train_x=cifar.train_x[:2000], train_y=cifar.train_y[:2000],
+                 test_x=cifar.test_x[:64], test_y=cifar.test_y[:64])
+    trainer = make_trainer(c, cifar.replace(**parts), seed=0)
+    trainer.fit(3)
+    assert len(cifar) == 50_000
+    assert trainer.t == trainer.plan.steps == 3
+    assert 0 < trainer.epsilon() <= 3
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert 0 <= trainer.evaluate() <= 1
+    trainer.save(tmp_path/"c")
+    assert (tmp_path/"c").stat().st_size < 8e6

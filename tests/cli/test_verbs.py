@@ -1,0 +1,360 @@
+"What `dp-train` is asked without training: list, rehearse, evaluate, predict, compare, plot."
+import json
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from toys import quiet
+
+from dp_course.cli import (
+    PRESETS,
+    Config,
+    Job,
+    compare,
+    estimates,
+    make_config,
+    make_plan,
+    make_trainer,
+    open_release,
+    parse,
+    plot_records,
+    rehearse,
+    stand_in,
+)
+from dp_course.cli.run import main
+from dp_course.cli.run import main as verbs
+from dp_course.data import load
+from dp_course.features import LeafNet
+from dp_course.training import read_record, run_file, save_atomic
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    "One finished miniature."
+    out = tmp_path_factory.mktemp("ended")
+    return quiet(make_config("digits-eps3-fast", ema=.5), out=out, seed=3)
+
+
+def said(capsys, *words):
+    "What the command prints, if all goes well."
+    assert main([*map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+# --- the release
+
+
+def test_a_release_holds_all_that_is_needed_and_runs_no_code(ended):
+    state = torch.load(ended["paths"]["weights"], weights_only=True)
+    assert state.keys() == {"kind", "statement", "weights", "network"}
+    about = state["network"]
+    assert about["model"] == "digit_filters" and about["data"] == "digits"
+    assert about["classes"] == list("0123456789")
+    assert (about["image"], about["mean"], about["std"]) == ([1, 8, 8], [.3053], [.376])
+    assert state["statement"] == ended["statement"].removesuffix(" Beside it")
+    mode = ended["paths"]["weights"].stat().st_mode
+    assert not list(ended["paths"]["weights"].parent.glob("*.release.pt.*")) and mode
+
+
+def test_evaluate_repeats_the_accuracy_of_the_record(ended, capsys):
+    text = said(capsys, "evaluate", ended["paths"]["weights"])
+    assert f"test accuracy {ended['test_accuracy']:.2%} of 360 images (digits)" in text
+    assert "differential privacy" in text and "Spent: eps" in text
+
+
+def test_evaluate_looks_several_times(ended, capsys):
+    "The mean of the scores over shifted and mirrored images, here by cutting padded ones."
+    found = open_release(ended["paths"]["weights"])
+    digits = load("digits")
+    wide = torch.nn.functional.pad(digits.test_x.float(), (1, 1, 1, 1), mode="reflect")
+    cut = [wide[:, :, i:i+8, j:j+8] for i in range(3) for j in range(3)]
+    total = 0
+    with torch.no_grad():
+        for x in cut + [x.flip(-1) for x in cut]:
+            total = total + found.model((x/255 - .3053)/.376)
+    right = (total.argmax(1) == digits.test_y).double().mean().item()
+    text = said(capsys, "evaluate", ended["paths"]["weights"], "--shifts", "1", "--mirror")
+    assert f"test accuracy {right:.2%} of 360 images (digits), mean over 18 views of each" in text
+    assert found.scores(mirror=True)["views"] == 2 and found.scores()["views"] == 1
+    assert right != ended["test_accuracy"]
+
+
+@pytest.mark.parametrize("options", [{"shifts": 8}, {"shifts": -1}, {"shifts": .5}])
+def test_views_that_are_none_are_refused(ended, options):
+    with pytest.raises(ValueError, match="shifts=.*: pass an integer from 0 to 7"):
+        open_release(ended["paths"]["weights"]).scores(**options)
+
+
+def test_evaluate_uses_the_normalization_of_the_run(tmp_path):
+    "Other constants than the data set's own, as the report's runs have them."
+    end = quiet(make_config("digits-eps3-fast", pixel_std=(.1,)), out=tmp_path, seed=0)
+    assert open_release(end["paths"]["weights"]).accuracy()[0] == end["test_accuracy"]
+
+
+def test_evaluate_makes_features_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    end = quiet(make_config("scatter-cnn-eps3-fast"), out=tmp_path, seed=0, steps=1)
+    found = open_release(end["paths"]["weights"])
+    assert found.accuracy() == (end["test_accuracy"], 360)
+    load_digits = load("digits")
+    Image.fromarray(load_digits.test_x[5, 0].numpy()).save(tmp_path/"five.png")
+    named, resized = found.predict(tmp_path/"five.png", most=10)
+    assert not resized and sum(p for _, p in named) == pytest.approx(1)
+
+
+def test_features_of_a_validation_split_are_made_again(tmp_path):
+    config = make_config("scatter-cnn-eps3-fast", n_val=200)
+    end = quiet(config, out=tmp_path, seed=0, steps=1)
+    found = open_release(end["paths"]["weights"])
+    assert found.about["origin"] == "scattered" and found.accuracy()[1] == 360
+
+
+def test_a_network_is_missing_where_the_data_are_there(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(estimates, "image_seconds", lambda config, make_engine: 1e-3)
+    monkeypatch.setattr(estimates, "is_there", lambda name, root: "")
+    monkeypatch.setattr(estimates, "find_start", lambda name: gone(name))
+
+    def gone(name):
+        raise FileNotFoundError(f"no {name}")
+
+    text = said(capsys, "--list", "--out", tmp_path)
+    rows = {line.split()[0]: line for line in text.splitlines() if line[:1].strip()}
+    assert "cifar10, network missing" in rows["public-linear-eps3"]
+    assert "missing" not in rows["resnet20-eps3"]
+
+
+def test_a_network_of_dicts_comes_back(tmp_path):
+    shapes = {"scatter": (3, 2, 2), "patches": (4, 2, 2)}
+    about = {"model": "leaves_linear", "features": "leaves", "data": "digits", "image": [1, 8, 8],
+             "input": {k: list(v) for k, v in shapes.items()}, "classes": ["a", "b"],
+             "mean": [.5], "std": [.5]}
+    net = LeafNet(shapes, 2)
+    torch.nn.init.normal_(net.linear.weight)
+    state = {"kind": "dp_course release 1", "statement": "-", "weights": net.state_dict()}
+    save_atomic({**state, "network": about}, tmp_path/"x.release.pt")
+    again = open_release(tmp_path/"x.release.pt").model.state_dict()
+    assert all(torch.equal(again[k], v) for k, v in net.state_dict().items())
+
+
+def test_predict_says_what_the_network_says(ended, capsys, tmp_path):
+    data = load("digits")
+    found = open_release(ended["paths"]["weights"])
+    guess = found.model(data.normalize(data.test_x[:5])).argmax(1)
+    for i in range(5):
+        Image.fromarray(data.test_x[i, 0].numpy()).save(tmp_path/f"{i}.png")
+    lines = said(capsys, "predict", ended["paths"]["weights"],
+                 *(tmp_path/f"{i}.png" for i in range(5))).splitlines()
+    assert [line.split(": ")[1][0] for line in lines] == [str(int(g)) for g in guess]
+    assert not [line for line in lines if "pixels" in line]
+    Image.new("RGBA", (300, 20)).save(tmp_path/"wide.png")
+    assert "made 8x8 pixels" in said(capsys, "predict", ended["paths"]["weights"],
+                                     tmp_path/"wide.png")
+
+
+# --- records
+
+
+def test_compare_averages_seeds_and_keeps_overrides_apart(tmp_path, capsys):
+    names = [run_file(f"digits-eps3-{seed}") for seed in range(3)]
+    other = quiet(make_config("digits-eps3-fast", lr=.1), out=tmp_path, seed=0)
+    text = said(capsys, "compare", *names, names[0], other["paths"]["record"])
+    head, three, one = text.splitlines()
+    assert head.split() == "run eps seeds accuracy % minutes threads tuned other images".split()
+    assert three.split()[0] == "digits-eps3" and three.split()[2] == "3", "a copy counts once"
+    assert one.startswith("digits-eps3-fast, lr 0.1") and "+-" in three and "+-" not in one
+
+
+def test_compare_refuses_to_average_different_settings(tmp_path, capsys):
+    lines = read_record(run_file("digits-eps3-0"))
+    lines[0]["plan"]["sigma"] = 1.
+    odd = tmp_path/"odd.jsonl"
+    odd.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["compare", "digits-eps3-1", str(odd)]) == 2
+    err = capsys.readouterr().err
+    assert "sigma is" in err and "no mean" in err and err.count("\n") == 1
+    assert main(["plot", "digits-eps3-1", str(odd), "--to", str(tmp_path/"x.png")]) == 2
+    assert not (tmp_path/"x.png").exists()
+
+
+def test_compare_leaves_out_what_was_cut_short_and_says_so(tmp_path, capsys):
+    cut = quiet(make_config("digits-eps3-fast"), out=tmp_path, seed=0, steps=2)
+    text = said(capsys, "compare", "digits-eps3-0", cut["paths"]["record"])
+    assert "left out" in text and "after step 2 of 6" in text
+    assert main(["compare", str(cut["paths"]["record"])]) == 2
+    assert "no finished run" in capsys.readouterr().err
+
+
+def test_plot_writes_one_figure(tmp_path, capsys):
+    for names in (["digits-eps3-0"], ["digits-eps3-0", "digits-eps3-1", "scatter-linear-eps3-0"]):
+        said(capsys, "plot", *names, "--to", tmp_path/"a.png")
+        assert (tmp_path/"a.png").read_bytes()[:4] == b"\x89PNG"
+        (tmp_path/"a.png").unlink()
+    axes = plot_records(["digits-eps3-0", "digits-eps3-1", "scatter-linear-eps3-0"]).axes
+    colours = [line.get_color() for line in axes[0].lines]
+    assert colours[0] == colours[1] != colours[2]
+    assert compare(["digits-eps3-0"]).count("\n") == 1
+
+
+# --- list and rehearsal
+
+
+def test_the_list_names_every_preset_its_data_and_its_records(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(estimates, "image_seconds", lambda config, make_engine: 1e-3)
+    shutil.copy(run_file("digits-eps3-0"), tmp_path/"2026-01-01-digits-eps3-9.jsonl")
+    text = said(capsys, "--list", "--data", tmp_path, "--out", tmp_path)
+    rows = {line.split()[0]: line for line in text.splitlines() if line[:1].strip()}
+    assert {name for name in PRESETS if not name.endswith("-fast")} <= rows.keys()
+    assert "3 x 9" in rows["digits-eps3"], "a copy counts once"
+    assert "cifar10 missing" in rows["resnet20-eps3"] and "missing" not in rows["digits-eps3"]
+    assert " synthetic " in rows["leaves-linear-eps3"] and " none " in rows["resnet20-eps3"]
+    assert "public (CIFAR-100) " in rows["public-all-eps2"]
+    assert "18.2 hours" in rows["resnet20-eps3"]  # 1000 x 4096 x 16 images of a millisecond
+    assert " - " in rows["wrn40-4-eps8"]
+    assert [p.name for p in tmp_path.iterdir()] == ["2026-01-01-digits-eps3-9.jsonl"]
+
+
+def test_a_rehearsal_tells_the_plan_and_leaves_no_trace(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = said(capsys, "digits-eps3", "--dry-run", "--set", "epochs=6", "--out", "here")
+    plan = make_plan(make_config("digits-eps3", epochs=6.), 1437)
+    assert f"{plan.steps} steps of about 240" in text and f"sigma {plan.sigma:.4f}" in text
+    for word in ("a step", "in all", "memory", "MiB", "digits: there", "nothing is spent"):
+        assert word in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rehearsal_needs_no_data_and_takes_no_long_step(monkeypatch, tmp_path):
+    monkeypatch.setattr(estimates, "SHORT", 0.)
+    taken = []
+
+    def watched(config, data):
+        taken.append(make_trainer(config, data))
+        return taken[0]
+
+    config = replace(make_config("resnet20-cpu-eps3"), micro_batch=8)
+    text = rehearse(Job(config, root=str(tmp_path), steps=10), watched)
+    assert "from one of about 256 micro-batches" in text and "for 10 steps" in text
+    assert "272,474 parameters" in text and "cifar10: cifar10: no folder" in text
+    assert taken[0].t == 0 and taken[0].computed == 0
+
+
+def test_made_up_rows_are_shaped_like_the_features():
+    data = stand_in(make_config("scatter-linear-eps3-fast"))
+    assert data.train_x.shape == (1437, 81, 2, 2)
+    assert data.train_x.untyped_storage().nbytes() < 1e6, "one row, repeated"
+
+
+# --- settings, one by one
+
+
+TYPED = {
+    "about": ("x", "x"), "data": ("cifar10", "cifar10"), "features": ("", ""),
+    "centre": ("0", 0.), "model": ("resnet20", "resnet20"), "start": ("", ""),
+    "head_steps": ("3", 3), "unit": ("", ""), "eps": ("2", 2.),
+    "delta": ("1e-6", 1e-6), "batch_size": ("99", 99.),
+    "epochs": ("2.5", 2.5), "max_norm": ("7", 7.), "optimizer": ("rmsprop", "rmsprop"),
+    "lr": ("2", 2.), "momentum": ("0", 0.), "schedule": ("linear", "linear"), "views": ("2", 2),
+    "crop": ("2", 2), "flip": ("no", False), "ema": (".5", .5), "engine": ("vmap", "vmap"),
+    "micro_batch": ("9", 9), "precision": ("float32", "float32"), "sigma": ("9", 9.),
+    "pixel_std": (".1,.2,.3", (.1, .2, .3)), "pixel_mean": (".1,.2,.3", (.1, .2, .3)),
+    "learns": ("head", "head"), "new_head": ("bars", "bars"), "n_val": ("100", 100),
+    "tuning_runs": ("4", 4),
+}
+
+
+@pytest.mark.parametrize("told, word", [
+    (dict(tuning_runs=-3), "tuning_runs must be 0 or more"),
+    (dict(pixel_std=(0.,)), "pixel_std must be numbers above 0")])
+def test_numbers_that_no_record_can_hold_are_refused(told, word):
+    with pytest.raises(ValueError, match=word):
+        make_config("digits-eps3", **told)
+
+
+def test_constants_must_fit_the_channels(tmp_path):
+    with pytest.raises(ValueError, match="2 constants.*images of 1 channels"):
+        quiet(make_config("digits-eps3-fast", pixel_std=(.1, .2)), out=tmp_path)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Config)][1:])
+def test_every_field_can_be_set(name):
+    text, value = TYPED[name]
+    job, = parse(["digits-eps3", "--set", f"{name}={text}"])
+    assert getattr(job.config, name) == value and type(getattr(job.config, name)) is type(value)
+
+
+# --- what is refused
+
+
+@pytest.fixture(scope="module")
+def files(ended, tmp_path_factory):
+    "Files that are no good, by name."
+    folder = tmp_path_factory.mktemp("files")
+    state = torch.load(ended["paths"]["weights"], weights_only=True)
+    bare = {key: value for key, value in state.items() if key != "network"}
+    save_atomic(bare, folder/"old.release.pt")
+    strange = {**state, "network": {**state["network"], "model": "resnet99"}}
+    save_atomic(strange, folder/"strange.release.pt")
+    other = {**state, "network": {**state["network"], "model": "resnet20"}}
+    save_atomic(other, folder/"other.release.pt")
+    whole = ended["paths"]["weights"].read_bytes()
+    (folder/"half.release.pt").write_bytes(whole[:len(whole)//2])
+    (folder/"text.png").write_text("no picture")
+    (folder/"notes.jsonl").write_text("no record\n")
+    shutil.copy(ended["paths"]["weights"], folder/"good.release.pt")
+    return folder
+
+
+MISTAKES = {
+    "evaluate": ["FILE"],
+    "evaluate nowhere.release.pt": ["there is no nowhere.release.pt"],
+    "evaluate old.release.pt": ["does not say which network", "older version"],
+    "evaluate strange.release.pt": ["resnet99"],
+    "evaluate other.release.pt": ["fit no network"],
+    "evaluate half.release.pt": ["truncated or foreign"],
+    "evaluate good.release.pt --flux": ["--flux", "--help"],
+    "predict good.release.pt": ["IMAGE"],
+    "predict good.release.pt nowhere.png": ["there is no nowhere.png"],
+    "predict good.release.pt text.png": ["text.png is no image"],
+    "compare": ["RECORD"],
+    "compare nowhere.jsonl": ["nowhere.jsonl"],
+    "compare notes.jsonl": ["notes.jsonl", "not a record"],
+    "compare sweep-clipping": ["starts a second run"],
+    "compare bench-cpu": ["is no JSON"],
+    "plot notes.jsonl": ["notes.jsonl"],
+    "plot digits-eps3-0 --to a.docx": ["--to a.docx", "not supported"],
+    "plot digits-eps3-0 --to no/where.png": ["no/where.png"],
+    "--list --eps": ["--eps"],
+    "--dry-run --resume": ["--dry-run", "leave --resume out"],
+    "--dry-run --batch-size 5000": ["batch_size"],
+    "--set eps": ["pass field=value"],
+    "--set flux=1": ["pass field=value"],
+    "--set eps=many": ["eps is a float"],
+    "--set flip=maybe": ["flip is a bool"],
+    "--set model=resnet99": ["unknown model 'resnet99'"],
+    "--set preset=x": ["pass field=value"],
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_gets_one_line_and_exit_code_2(typed, files, capsys, monkeypatch):
+    monkeypatch.chdir(files)
+    before = sorted(files.iterdir())
+    assert main(typed.split()) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and err.startswith("dp-train: ") and not out
+    for word in MISTAKES[typed]:
+        assert word in err
+    assert sorted(files.iterdir()) == before
+
+
+def test_help_of_every_verb_ends_well(capsys):
+    for verb in verbs.VERBS:
+        assert verb in said(capsys, verb, "--help")
+    everything = said(capsys, "--help")
+    for word in ("--list", "--dry-run", "evaluate FILE", "predict FILE", "compare", "plot"):
+        assert word in everything

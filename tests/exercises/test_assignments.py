@@ -1,0 +1,544 @@
+"""The assignments can be taught with: solutions pass, blanks get nothing, mistakes are named,
+copies hold no answer, and a submission can harm nobody but itself.
+
+What needs nbgrader takes minutes: make test-teach installs it and runs everything; make test
+skips it, with one line, whether nbgrader is there or not.
+"""
+import importlib.util
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+from dp_course.cli import make_config
+from dp_course.exercises import cards as exercises
+
+ROOT = Path(__file__).resolve().parents[2]
+for folder in ("assignments", "tools", "tests"):
+    sys.path.insert(0, str(ROOT/folder))
+
+import assign  # noqa: E402
+import grade  # noqa: E402
+import grade_sandbox  # noqa: E402
+import leaderboard  # noqa: E402
+import wrong_handins  # noqa: E402
+from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
+
+CHECKS = dict(a1=a1, a2=a2, a3=a3, a4=a4, a5=a5)
+SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
+needs_nbgrader = pytest.mark.skipif(
+    not importlib.util.find_spec("nbgrader") or "DP_COURSE_SLOW" not in os.environ,
+    reason="minutes, and nbgrader: make test-teach installs and runs it")
+needs_lock = pytest.mark.skipif(
+    not grade_sandbox.landlock_version(), reason="this kernel cannot lock folders (Landlock)")
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    exercises._FORGOTTEN.clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    "As in the grader: small tensors only lose by a second one."
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# --- the questions
+
+
+def cells(name):
+    return nbformat.read(ROOT/f"assignments/{name}.ipynb", 4).cells
+
+
+def told(cell):
+    return cell.metadata.get("nbgrader", {})
+
+
+def questions():
+    "(assignment, check, name of the function, source of its answer), in order."
+    for name in CHECKS:
+        answer = None
+        for cell in cells(name):
+            if told(cell).get("solution"):
+                answer = cell.source
+            if told(cell).get("grade"):
+                check, function = re.search(r"\.(check_\w+)\((\w+|\"\w+\")", cell.source).groups()
+                if not function.startswith('"'):
+                    yield name, check, function, answer
+
+
+ASKED = {check: (name, function, answer) for name, check, function, answer in questions()}
+
+
+@pytest.fixture(scope="module")
+def spaces():
+    "What every notebook defines, solutions included; the checks, for wrong answers."
+    found = {}
+    for name in CHECKS:
+        space = dict(CHECKS)
+        for cell in cells(name):
+            if cell.cell_type == "code" and not told(cell).get("grade"):
+                exec(cell.source, space)
+        found[name] = space
+    return found
+
+
+def verdict(check, code, spaces, seed=SEED):
+    name, function, _ = ASKED[check]
+    space = dict(spaces[name], NOISE=spaces["a4"]["noise"], VERDICT=spaces["a4"]["verdict"])
+    exec(code, space)
+    return getattr(CHECKS[name], check)(space[function], seed)
+
+
+def test_there_are_five_with_at_least_four_questions():
+    assert assign.names() == list(CHECKS)
+    for name in CHECKS:
+        graded = [told(c) for c in cells(name) if told(c).get("grade")]
+        assert len(graded) >= 4 and sum(cell["points"] for cell in graded) == 20
+        assert len({cell["grade_id"] for cell in graded}) == len(graded)
+        assert re.search(r"\d+-\d+ minutes", cells(name)[0].source)
+
+
+@pytest.mark.parametrize("check", [pytest.param(check, marks=[SLOWLY]*(
+    check in wrong_handins.SLOW - {"check_coins"})) for check in ASKED])
+def test_a_solution_gets_full_marks(check, spaces):
+    answer = ASKED[check][2]
+    for seed in (SEED,) if check in wrong_handins.SLOW else (SEED, 1):
+        card = verdict(check, answer, spaces, seed)
+        assert card.solved, card
+    assert points(card, 4) == 4.
+
+
+@pytest.mark.parametrize("check", ASKED)
+def test_a_blank_gets_nothing(check, spaces):
+    name = ASKED[check][1]
+    for blank in ("...", "return NotImplemented", "pass", "raise NotImplementedError"):
+        card = verdict(check, f"def {name}(*args):\n    {blank}", spaces)
+        assert not card.attempted and points(card, 4) == 0.
+
+
+ROWS = [pytest.param(check, words, marks=[SLOWLY]*(check in wrong_handins.SLOW))
+        for check, wrong in wrong_handins.WRONG.items() for words in wrong]
+
+
+def test_every_question_has_three_wrong_answers():
+    assert set(wrong_handins.WRONG) == set(ASKED)
+    assert all(len(wrong) >= 3 for wrong in wrong_handins.WRONG.values())
+
+
+@pytest.mark.parametrize("check,words", ROWS)
+def test_a_typical_mistake_gets_the_hint_meant_for_it(check, words, spaces):
+    card = verdict(check, wrong_handins.code(check, words, ASKED[check][1]), spaces)
+    assert not card.solved and points(card, 4) < 4
+    assert words in card.why, card
+    assert card.hints
+
+
+def test_a_float32_sampler_keeps_its_point(spaces):
+    "Draws that are not bit-identical to ours are right if their distribution is."
+    code = ("def noisy_sum(values, high, eps, generator):\n"
+            "    sign = 2*torch.randint(2, (), generator=generator) - 1\n"
+            "    size = torch.empty(()).exponential_(eps/high, generator=generator)\n"
+            "    return values.float().clamp(0, high).sum() + sign*size")
+    assert verdict("check_noisy_sum", code, spaces).solved
+
+
+# --- the leaderboard
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    "A submission as A5 asks for it."
+    folder = tmp_path_factory.mktemp("a5")/"submission"
+    leaderboard.hand_in(make_config("digits-eps3"), folder)
+    return folder
+
+
+@pytest.fixture
+def changed(honest, tmp_path):
+    return shutil.copytree(honest, tmp_path/"changed")
+
+
+def refusals(folder):
+    return " ".join(why for _, why in leaderboard.findings(folder) if why)
+
+
+def reseal(folder, change):
+    "Edit a record as somebody would who knows how its checksums are made."
+    from dp_course.training.records import _sealed
+    lines = []
+    for text in (folder/"record.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        del line["check"]
+        change(line)
+        lines.append(_sealed(json.dumps(line)))
+    (folder/"record.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_an_honest_submission_stands(honest):
+    assert refusals(honest) == ""
+    assert leaderboard.standing(honest) > .85
+    assert a5.check_submission(honest).solved
+    assert a5.check_standing(honest).score[0] >= 1
+
+
+def test_over_budget_is_refused_with_the_numbers(tmp_path):
+    leaderboard.hand_in(replace(make_config("digits-eps3"), eps=5., epochs=3.), tmp_path/"s")
+    assert re.search(r"they spend eps = 4.99\d? at delta = 1e-05: 3 is allowed|eps = 5 ",
+                     refusals(tmp_path/"s"))
+    assert leaderboard.standing(tmp_path/"s") == 0
+    assert a5.check_submission(tmp_path/"s").score == (0, 1)
+
+
+def test_an_edited_record_is_refused(changed):
+    text = (changed/"record.jsonl").read_text()
+    (changed/"record.jsonl").write_text(text.replace('"lr": 0.4', '"lr": 0.5', 1))
+    assert "its checksum is another" in refusals(changed)
+
+
+def test_a_forged_accuracy_is_refused_with_the_numbers(changed):
+    def change(line):
+        if line["kind"] == "end":
+            line["test_accuracy"] = .99
+    reseal(changed, change)
+    assert "the record says 99.00%, the released model recognizes 9" in refusals(changed)
+
+
+def test_a_forged_noise_is_refused_with_the_numbers(changed):
+    def change(line):
+        if line["kind"] == "start":
+            line["plan"]["sigma"] *= 2
+    reseal(changed, change)
+    assert "forged: sigma is 4.44998 in the record, 2.22499 in the checkpoint" in refusals(changed)
+
+
+def test_another_model_is_refused(changed, honest):
+    from dp_course.training import save_atomic
+    release = leaderboard.Submission.read(honest).release
+    weights = dict(release["weights"])
+    name = next(n for n, v in weights.items() if v.dim() == 2 and len(v) == 10)
+    weights[name] = weights[name] + .02*torch.randn(weights[name].shape)
+    save_atomic({**release, "weights": weights}, changed/"model.pt")
+    assert "of its way from the model that was released" in refusals(changed)
+
+
+def test_a_reseeded_run_is_refused(tmp_path):
+    "Go back to step 40, and draw the rest again with another seed."
+    config, folder = replace(make_config("digits-eps3"), epochs=10.), tmp_path/"s"
+    folder.mkdir()
+    record = leaderboard.Record(folder/"record.jsonl")
+    first = leaderboard._prepared(config)
+    record.write("start", **leaderboard.start_line(config, first, None, 0))
+    first.fit(40).save(folder/"checkpoint")
+    again = leaderboard._prepared(config, 7).load(folder/"checkpoint").fit()
+    again.save(folder/"checkpoint")
+    again.release(folder/"model.pt")
+    found = leaderboard.measure(again)["accuracy"]
+    record.write("end", **leaderboard.end_line(config, again, 1., found, "steps"))
+    assert "re-seeded: seed '7' was given at step 40" in refusals(folder)
+
+
+def test_a_given_seed_is_refused(tmp_path, monkeypatch):
+    prepared = leaderboard._prepared
+    monkeypatch.setattr(leaderboard, "_prepared", lambda config, seed=None: prepared(config, 3))
+    leaderboard.hand_in(replace(make_config("digits-eps3"), epochs=2.), tmp_path/"s")
+    monkeypatch.undo()
+    assert "the seed '3' was given" in refusals(tmp_path/"s")
+
+
+def test_without_the_data_nothing_is_said_about_a_submission(changed, monkeypatch):
+    def missing(config, seed=None):
+        raise FileNotFoundError("digits: no folder")
+    monkeypatch.setattr(leaderboard, "_prepared", missing)
+    leaderboard._findings.cache_clear()
+    said = refusals(changed)
+    assert said.count(grade.NO_DATA) == 2 and "it has no copy of 'digits'" in said
+    assert grade.NO_DATA == leaderboard.NO_DATA
+    leaderboard._findings.cache_clear()
+
+
+def test_the_same_files_are_verified_once(honest, monkeypatch):
+    leaderboard.findings(honest)
+    monkeypatch.setattr(leaderboard, "_prepared", None)
+    assert refusals(honest) == ""
+
+
+def test_what_is_missing_or_garbage_is_refused(changed):
+    (changed/"model.pt").write_bytes(b"garbage")
+    assert "model.pt" in refusals(changed)
+    (changed/"checkpoint").unlink()
+    assert "there is no checkpoint" in refusals(changed)
+    assert a5.check_standing(changed).score == (0, 4)
+
+
+# --- the copies
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    return assign.make(tmp_path_factory.mktemp("copies"))
+
+
+@needs_nbgrader
+def test_the_students_copy_holds_no_answer(copies):
+    for name in CHECKS:
+        text = (copies/f"student/{name}/{name}.ipynb").read_text()
+        assert not re.search(r"BEGIN SOLUTION|HIDDEN TESTS|check_\w+|from checks", text)
+        given = {c.source for c in nbformat.reads(text, 4).cells}
+        for cell in cells(name):
+            if told(cell).get("solution"):
+                inside = cell.source.split("### BEGIN SOLUTION\n")[1].split("    ### END")[0]
+                for line in inside.splitlines():
+                    assert len(line) < 12 or not any(line in source for source in given), line
+    names = {path.name for path in (copies/"student").rglob("*") if path.is_file()}
+    assert names == {f"{name}.ipynb" for name in CHECKS} | {"kit.py", "lab.py", "leaderboard.py"}
+
+
+@needs_nbgrader
+def test_the_solution_copy_holds_the_answers(copies):
+    for name in CHECKS:
+        text = (copies/f"solution/{name}/{name}.ipynb").read_text()
+        assert all(c.source.split("### BEGIN SOLUTION\n")[1].split("\n")[0].strip()[:20] in text
+                   for c in cells(name) if told(c).get("solution"))
+
+
+# --- the grader
+
+
+def with_cells(copies, to, who, first="", last="", answer="", kind="student", name="a1"):
+    "A submission made from a copy, with cells of its own at both ends, or another first answer."
+    book = nbformat.read(copies/f"{kind}/{name}/{name}.ipynb", 4)
+    if answer:
+        next(cell for cell in book.cells if told(cell).get("solution")).source = answer
+    for place, source in ((0, first), (len(book.cells) + 1, last)):
+        if source:
+            book.cells.insert(place, nbformat.v4.new_code_cell(source))
+    (to/who).mkdir(parents=True, exist_ok=True)
+    nbformat.write(book, to/who/f"{name}.ipynb")
+
+
+def totals(rows):
+    return {(who, name): sum(grade[1] for grade in grades) for who, name, grades, _ in rows}
+
+
+ATTACKS = {
+    "loops": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    "sleeps": "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0)\ntime.sleep(1000)",
+    "crashes": "import ctypes; ctypes.string_at(0)",
+    "leaves": "import os; os._exit(0)",
+    "prints": "for i in range(10**6): print('all work and no play', i)",
+    "fills": "hoard = [bytearray(2**28) for _ in range(100)]",
+    "forks": "import os\nfor _ in range(8):\n    if not os.fork():\n        import time\n"
+             "        time.sleep(1000)",
+}
+
+DELETES = """
+import os, pathlib, shutil, signal
+for place in {places}:
+    shutil.rmtree(place, ignore_errors=True)
+    for how in (os.chmod, os.truncate):
+        try:
+            how(place, 0)
+        except OSError:
+            pass
+for path in pathlib.Path("..").rglob("*"):
+    try:
+        path.unlink()
+    except OSError:
+        pass
+for pid in range(2, 2**15):
+    try:
+        os.kill(pid, signal.SIGKILL) if pid != os.getpid() else None
+    except OSError:
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def graded(copies, tmp_path_factory):
+    "Rows for a class in which some mean harm; the folder of the submissions."
+    base = tmp_path_factory.mktemp("class")
+    folder, out = base/"submissions", base/"grades"
+    loop = "def leak(p):\n    while True:\n        pass"
+    with_cells(copies, folder, "loops_inside", answer=loop, kind="solution")
+    for who, source in ATTACKS.items():
+        with_cells(copies, folder, who, first=source, kind="solution")
+    places = [str(folder), str(out), str(ROOT/"assignments"), str(ROOT/"dp_course/basics.py")]
+    with_cells(copies, folder, "deletes", DELETES.format(places=places), kind="solution")
+    with_cells(copies, folder, "good", kind="solution")
+    with_cells(copies, folder, "zz_last", kind="solution")
+    with_cells(copies, folder, "blank")
+    (folder/"garbage").mkdir()
+    (folder/"garbage/a1.ipynb").write_text("{not JSON")
+    (folder/"late_a1.ipynb").write_text((folder/"good/a1.ipynb").read_text())
+    before = {path: path.read_bytes() for path in folder.rglob("*.ipynb")}
+    limits = dict(seconds=150, cell_seconds=8, memory_mb=1500)
+    rows = grade.grade(folder, out, limits=limits, say=lambda text: None)
+    return rows, folder, out, before
+
+
+@needs_nbgrader
+@needs_lock
+def test_harm_is_stopped_and_the_rest_is_graded(graded):
+    rows, folder, out, before = graded
+    got = totals(rows)
+    assert got["good", "a1"] == got["zz_last", "a1"] == got["late", "a1"] == 20
+    assert got["blank", "a1"] == got["garbage", "a1"] == 0
+    for who in ("crashes", "leaves"):
+        assert got[who, "a1"] == 0, who
+    assert {path: path.read_bytes() for path in folder.rglob("*.ipynb")} == before
+    notes = {who: note for who, _, _, note in rows}
+    for who in ("loops", "sleeps", "fills", "prints"):  # one cell is stopped, the rest is theirs
+        assert got[who, "a1"] == 20 or "more time" in notes[who], who
+    assert got["loops_inside", "a1"] == 16 or "more time" in notes["loops_inside"]
+    for who in ("crashes", "leaves"):
+        assert "signal" in notes[who] or "ended itself" in notes[who]
+    book = nbformat.read(out/"course/autograded/prints/a1/a1.ipynb", 4)
+    assert sum(len(o.get("text", "")) for c in book.cells if "outputs" in c
+               for o in c.outputs) < 50_000
+    assert "cannot read" in notes["garbage"]
+
+
+@needs_nbgrader
+@needs_lock
+def test_deleting_hits_only_ones_own_copy(graded):
+    rows, folder, out, before = graded
+    assert totals(rows)["deletes", "a1"] in (0, 20)
+    assert len(rows) == len(before) and (out/"course/gradebook.db").exists()
+    assert (ROOT/"dp_course/basics.py").stat().st_size > 1000
+    assert (ROOT/"assignments").stat().st_mode & 0o700 == 0o700
+
+
+@needs_nbgrader
+@needs_lock
+def test_the_tables_say_what_the_gradebook_says(graded):
+    import csv
+    rows, folder, out, before = graded
+    with open(out/"grades.csv", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert sum(float(line["points"]) for line in lines if line["student"] == "good") == 20
+    assert "| good | a1 | **20** of 20 |" in (out/"grades.md").read_text()
+    assert (out/"course/feedback/good/a1/a1.html").exists()
+
+
+CHEATS = {
+    "patches": "import dp_course.exercises.cards as e\n"
+               "e.Card.score = property(lambda card: (5, 5))\n"
+               "e.Trial.need = lambda *a: None\nimport sys\n"
+               "for m in [m for n, m in sys.modules.items() if n.startswith('checks')]:\n"
+               "    m.points = lambda card, most: float(most)",
+    "takes_over": "import __main__ as m\n"
+                  "fake = dict(output_type='execute_result', metadata={}, execution_count=1,\n"
+                  "            data={'text/plain': '4.0'})\n"
+                  "m.run_cell = lambda *a: dict(outputs=[fake], value=4.)\n"
+                  "m.answer = lambda *a: dict(value=4., score=[5, 5], printed='4.0')\n"
+                  "m._shown = lambda *a: [fake]",
+    "talks_first": "import gc, json, socket, struct\n"
+                   "said = json.dumps(dict(outputs=[], value=4.)).encode()\n"
+                   "for s in [o for o in gc.get_objects() if isinstance(o, socket.socket)]:\n"
+                   "    for _ in range(20):\n"
+                   "        s.sendall(struct.pack('<Q', len(said)) + said)",
+    "reads_the_checks": "import checks.a1 as a1, gc, sys\nleak = debias = lambda *a: 0",
+    "prints": "print('4.0')",
+}
+
+
+@needs_nbgrader
+@needs_lock
+def test_a_score_cannot_be_forged(copies, tmp_path):
+    "Checks run in another process: what is patched, said or printed in this one earns nothing."
+    for who, source in CHEATS.items():
+        with_cells(copies, tmp_path/"s", who, first=source)
+    with_cells(copies, tmp_path/"s", "at_the_end", last=CHEATS["patches"])
+    answer = "def leak(p):\n    return NotImplemented"
+    with_cells(copies, tmp_path/"s", "string", answer=answer)
+    rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None, feedback=False)
+    assert set(totals(rows).values()) == {0}
+    book = nbformat.read(tmp_path/"out/course/autograded/reads_the_checks/a1/a1.ipynb", 4)
+    assert "No module named 'checks'" in str(book.cells[0].outputs)
+
+
+def test_answers_travel_as_plain_data():
+    import numpy as np
+    x = torch.randn(2, 3)
+    given = [1, 2.5, math.inf, "a", None, True, (1, [2]), {"w": x, 3: x.bfloat16()}, x.double(),
+             torch.zeros(0, 4), torch.arange(3), np.float64(2.), np.eye(2), ..., NotImplemented]
+    said = json.loads(json.dumps(grade_sandbox.encode(given)))
+    got = grade_sandbox.decode(said)
+    assert got[:7] == given[:7] and got[-2:] == given[-2:]
+    assert torch.equal(got[7]["w"], x) and torch.equal(got[7][3], x.bfloat16())
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got[8:11], given[8:11]))
+    assert got[11] == 2. and (got[12] == given[12]).all()
+    strange = grade_sandbox.decode(grade_sandbox.encode(object()))
+    assert repr(strange) == "an object of type object"
+    short = {"tensor": "AAAA", "dtype": "float32", "shape": [7]}
+    for bad in (short, {"word": "x"}, {"a": 1, "b": 2}):
+        with pytest.raises((ValueError, RuntimeError, KeyError)):
+            grade_sandbox.decode(bad)
+
+
+def test_errors_keep_their_names():
+    for error in (ValueError("a"), ZeroDivisionError("b"), grade_sandbox.TooMuch("c")):
+        again = grade_sandbox.raised(type(error).__name__, str(error))
+        assert type(again).__name__ == type(error).__name__ and str(again) == str(error)
+    assert isinstance(grade_sandbox.raised("ValueError", ""), ValueError)
+    assert isinstance(grade_sandbox.raised("UnicodeDecodeError", "x"), Exception)
+    assert isinstance(grade_sandbox.raised("SystemExit", "x"), Exception)
+
+
+@needs_nbgrader
+@needs_lock
+def test_solutions_of_all_five_get_full_marks_and_blanks_none(copies, honest, tmp_path):
+    for name in CHECKS:
+        with_cells(copies, tmp_path/"s", "ada", kind="solution", name=name)
+        with_cells(copies, tmp_path/"s", "blank", name=name)
+    (tmp_path/"s/bob").mkdir()
+    shutil.copytree(copies/"solution/a5", tmp_path/"s/bob/a5")
+    shutil.copytree(honest, tmp_path/"s/bob/a5/submission")
+    rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None, feedback=False)
+    got = totals(rows)
+    assert {name: got["ada", name] for name in ("a1", "a2", "a3", "a4")} == dict.fromkeys(
+        ("a1", "a2", "a3", "a4"), 20)
+    assert {got["blank", name] for name in CHECKS} == {0}
+    assert got["ada", "a5"] == 8  # she handed in no model
+    assert got["bob", "a5"] >= 8 + 6 + 1.5
+
+
+@needs_nbgrader
+def test_make_says_what_to_do_without_a_folder(tmp_path):
+    found = subprocess.run([sys.executable, ROOT/"tools/grade.py", str(tmp_path)], text=True,
+                           capture_output=True)
+    assert found.returncode == 1 and "holds no notebook" in found.stderr
+    found = subprocess.run([sys.executable, ROOT/"tools/grade.py", "no-such"], text=True,
+                           capture_output=True)
+    assert found.returncode == 1 and "no folder" in found.stderr
+
+
+@needs_nbgrader
+@needs_lock
+def test_a_hundred_submissions(copies, tmp_path, capsys):
+    for i in range(100):
+        kind = "student" if i % 5 == 0 else "solution"
+        with_cells(copies, tmp_path/"s", f"student{i:03}", kind=kind, name="a2")
+    began = time.monotonic()
+    rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None)
+    seconds = time.monotonic() - began
+    with capsys.disabled():
+        print(f"\n100 submissions of A2: {seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
+    assert sorted(totals(rows).values()) == [0]*20 + [20]*80
+    assert seconds < 1200

@@ -1,0 +1,327 @@
+"""The exercises answer: solutions pass, blanks get nothing, typical mistakes are named.
+
+The tables in wrong_answers/ hold wrong answers, as code, and a few words of the diagnosis that
+each must get.
+Checks draw fresh cases, so a wrong answer is tried on several seeds. A solution that fails is a
+false alarm of a check's statistics: below one in ten thousand a run for all of them together.
+"""
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+from dp_course.exercises import Card, Trial, listed, progress
+from dp_course.exercises import cards as exercises
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT/"tools"))
+import student  # noqa: E402
+
+TABLES = {path.stem: runpy.run_path(str(path))
+          for path in sorted((ROOT/"tests/wrong_answers").glob("*.py"))}  # a file for each lesson
+CONVERTED = list(TABLES)  # and for each room of the workshop that asks something
+
+
+# --- what a notebook asks
+
+
+def place(stem):
+    "Where a notebook lies: a lesson, or a room of the workshop."
+    nbs = ROOT/"nbs"
+    path, = [*nbs.glob(f"{stem}.ipynb"), *nbs.glob(f"workshop/*/{stem}.ipynb")]
+    return path.relative_to(nbs)
+
+
+def cells(stem):
+    return nbformat.read(ROOT/"nbs"/place(stem), 4).cells
+
+
+def tagged(stem, tag):
+    return [c for c in cells(stem) if c.cell_type == "code" and tag in c.metadata.get("tags", [])]
+
+
+def asked(source):
+    "(name of the check, name of the student's function) in the last line of a cell."
+    return re.fullmatch(r"(check_\w+)\((\w+)\)", source.rstrip().split("\n")[-1]).groups()
+
+
+def imports(stem):
+    "What a lesson's import statements bring, and its own module."
+    found = {}
+    exec(student.imports(cells(stem)), found)
+    return found
+
+
+EXERCISES = [(stem, *asked(cell.source)) for stem in CONVERTED for cell in tagged(stem, "exercise")]
+NAMES = {check: (stem, name) for stem, check, name in EXERCISES}
+by_check = {"argvalues": sorted(NAMES), "ids": str}
+
+
+@pytest.fixture(scope="module")
+def spaces():
+    "The names that every lesson offers to its exercises."
+    return {stem: imports(stem) for stem in CONVERTED}
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    exercises._FORGOTTEN.clear()
+
+
+def answer(code, check, spaces):
+    "What a piece of code defines under the student's name."
+    stem, name = NAMES[check]
+    space = dict(spaces[stem])
+    exec(code, space)
+    return space[name]
+
+
+def verdict(code, check, spaces, seed=None):
+    attempt = answer(code, check, spaces)
+    return spaces[NAMES[check][0]][check](attempt, seed)
+
+
+@pytest.mark.parametrize("stem", CONVERTED)
+def test_a_lesson_has_stubs_and_folded_solutions(stem):
+    stubs, solutions = tagged(stem, "exercise"), tagged(stem, "solution")
+    assert [asked(c.source) for c in stubs] == [asked(c.source) for c in solutions]
+    assert len(stubs) >= (3 if stem[0].isdigit() else 1)
+    for cell in stubs:
+        assert re.search(r"\n    \.\.\.\n", cell.source), "a stub is a signature and `...`"
+    for cell in solutions:
+        assert cell.source.startswith("# solution\n"), "the folded cell shows its first line"
+        assert cell.metadata.jupyter.source_hidden
+    prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
+    assert prose.count("### Exercise") == len(stubs)
+
+
+def minutes(stem):
+    "What a lesson's head says: (to read, for the exercises)."
+    prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
+    head = re.search(r"[^.]*?(\d+)(?: more)? for the exercises", prose)
+    return int(re.search(r"\d+", head[0])[0]), int(head[1])
+
+
+@pytest.mark.parametrize("stem", CONVERTED)
+def test_the_minutes_add_up(stem):
+    prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
+    asked_for = re.findall(r"^### Exercise \d+ \(\w+, (\d+) minutes\)", prose, re.M)
+    read, exercises_ = minutes(stem)
+    assert len(asked_for) == len(tagged(stem, "exercise"))
+    assert exercises_ == sum(map(int, asked_for))
+    index = "\n".join(c.source for c in cells("index"))
+    if f"({stem}.ipynb)" in index:
+        in_all = re.search(rf"\({stem}\.ipynb\).*\| (\d+) \|$", index, re.M)
+        assert abs(int(in_all[1]) - read - exercises_) <= 2, "the index rounds to five minutes"
+
+
+@pytest.mark.parametrize("check", **by_check)
+def test_the_solution_passes_and_the_blank_gets_nothing(check, spaces):
+    stem, name = NAMES[check]
+    code = next(c.source for c in tagged(stem, "solution") if asked(c.source)[0] == check)
+    card = verdict(code.rsplit("\n", 1)[0], check, spaces)
+    assert card.solved, card
+    for blank in ("...", "return NotImplemented", "pass", "raise NotImplementedError"):
+        card = verdict(f"def {name}(*args):\n    {blank}", check, spaces)
+        passed, total = card.score
+        assert passed == 0 and total >= 3 and not card.attempted
+        assert "not attempted" in repr(card)
+
+
+WRONG = {check: wrong for table in TABLES.values() for check, wrong in table["WRONG"].items()}
+SLOW = {check for table in TABLES.values() for check in table.get("SLOW", ())}
+ROWS = [(check, words) for check in sorted(WRONG) for words in WRONG[check]]
+
+
+def test_every_exercise_is_in_the_table():
+    assert set(WRONG) == set(NAMES)
+    assert all(len(wrong) >= 3 for wrong in WRONG.values())
+
+
+@pytest.mark.parametrize("check,words", ROWS)
+def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
+    code = WRONG[check][words]
+    code = code if code.startswith("def") else f"{NAMES[check][1]} = {code}"
+    for seed in (1,) if check in SLOW else (1, 2):
+        card = verdict(code, check, spaces, seed)
+        assert not card.solved and card.numbers
+        assert words in card.why, card
+        assert 1 <= len(card.hints) <= 3 == card.of_hints
+
+
+# --- the machinery
+
+
+def judge(function, seed=None):
+    trial = Trial(function, "check_it", seed, ("one", "two", "three"))
+    with trial.holds("twice"):
+        trial.same(lambda x: 2*x["a"], {"a": torch.ones(3)})
+    with trial.holds("tiny"):
+        trial.same(lambda x: 2*x["a"], {"a": 1e-9})
+    return trial.card()
+
+
+def test_alike_is_alike():
+    "Arrays, tensors, lists; but 0 is no answer where 2e-9 is right."
+    assert judge(lambda x: 2*x["a"]).solved
+    assert judge(lambda x: [2., 2, 2.] if torch.is_tensor(x["a"]) else torch.tensor([2e-9])).solved
+    assert judge(lambda x: (2*torch.as_tensor(x["a"])).numpy()).solved
+    assert judge(lambda x: 2*torch.as_tensor(x["a"]).round()).score == (1, 2)
+
+
+def zero(x):
+    x["a"] = x["a"]*0
+    return 0
+
+
+def test_what_is_changed_is_a_copy():
+    net = torch.nn.Linear(2, 1)
+    before = net.weight.clone()
+
+    def cheat(theirs):
+        with torch.no_grad():
+            theirs.weight.zero_()
+        return 0.
+    trial = Trial(cheat, "check_net")
+    with trial.holds("the sum of the weights"):
+        trial.same(lambda net: net.weight.sum(), net)
+    assert trial.card().score == (0, 1) and torch.equal(net.weight, before)
+    assert judge(zero).score == (0, 2)
+
+
+def test_no_traceback_of_ours():
+    def crash(x):
+        raise SystemExit(3)
+    for odd in (crash, lambda x: "text", lambda: 1, lambda x: [1, [2, 3]], lambda x: object(), 7,
+                lambda x: lambda: 1, lambda x: {"a": 1}, float, lambda x: [None], lambda x: torch):
+        card = judge(odd)
+        assert card.score == (0, 2) and card.attempted
+        assert card.numbers and "Traceback" not in repr(card)
+    assert "SystemExit: 3" in judge(crash).numbers
+    assert "`raise SystemExit(3)`" in judge(crash).numbers
+
+
+def test_what_is_printed_is_cut_and_kept_off_the_page(capsys):
+    def loud(x):
+        print("<script>"*10**5)
+        return 2*x["a"]
+    card = judge(loud)
+    assert card.solved and len(card.printed) <= 1000
+    assert "<script>" not in card._repr_html_() and capsys.readouterr().out == ""
+
+
+def test_the_global_generator_stays_where_it_was():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    judge(lambda x: torch.manual_seed(5) and 2*x["a"])
+    assert torch.rand(1) == expected
+
+
+def test_hints_come_one_by_one_and_not_for_the_same_code():
+    shown = [len(judge(f).hints) for f in (lambda x: 1, lambda x: 1, lambda x: 2, lambda x: 3,
+                                           lambda x: 4)]
+    assert shown == [1, 1, 2, 3, 3]
+
+
+def test_a_seed_repeats_the_cases(spaces):
+    check = spaces["01_definition"]["check_group_delta"]
+    cards = [check(lambda e, d, k: k*d, seed) for seed in (3, 3, 4)]
+    assert cards[0].numbers == cards[1].numbers != cards[2].numbers
+
+
+# --- the student's copy
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    "A student's folder, made from the notebooks as they are."
+    folder = tmp_path_factory.mktemp("course")/"student"
+    student.make(folder)
+    return folder
+
+
+def test_the_copy_is_made_once(copy):
+    lesson = copy/"00_start.ipynb"
+    kept = lesson.read_bytes()
+    lesson.write_text("mine")
+    (copy/exercises.PROGRESS).write_text('{"mine": 1}')
+    (copy/"01_definition.ipynb").unlink()
+    assert student.make(copy) == 1  # what is missing comes back
+    assert lesson.read_text() == "mine" and "mine" in (copy/exercises.PROGRESS).read_text()
+    lesson.write_bytes(kept)
+    (copy/exercises.PROGRESS).write_text("")
+
+
+def test_solutions_stand_in_a_second_place(copy):
+    for stem in CONVERTED:
+        lesson = nbformat.read(copy/place(stem), 4)
+        assert not [c for c in lesson.cells if student.is_solution(c)]
+        assert not any("# solution" in c.source for c in lesson.cells)
+        kept = nbformat.read(copy/f"solutions/{stem}.ipynb", 4)
+        folded = [c for c in kept.cells if student.is_solution(c)]
+        assert [c.source for c in folded] == [c.source for c in tagged(stem, "solution")]
+        assert all(c.metadata.jupyter.source_hidden for c in folded)
+
+
+def test_links_of_the_copy_lead_somewhere(copy):
+    (copy.parent/"nbs").mkdir(exist_ok=True)
+    for path in copy.rglob("*.ipynb"):
+        prose = "\n".join(c.source for c in nbformat.read(path, 4).cells
+                          if c.cell_type == "markdown")
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", prose)
+        outside = [link for link in links if not (path.parent/link).exists()]
+        beside = [ROOT/"student"/path.parent.relative_to(copy)/link for link in outside]
+        assert not [link for link in beside if not Path(os.path.normpath(link)).exists()]
+
+
+def test_git_ignores_the_copy():
+    found = subprocess.run(["git", "check-ignore", "student/00_start.ipynb"], cwd=ROOT)
+    assert found.returncode in (0, 128)  # 128: no repository here (an unpacked archive)
+
+
+def test_make_lab_opens_the_copy():
+    for source, folder in (("", "student"), ("1", "nbs")):
+        shown = subprocess.run(["make", "-n", "lab", f"SOURCE={source}"], cwd=ROOT, text=True,
+                               capture_output=True, check=True).stdout
+        assert f"{folder}/index.ipynb" in shown.split("jupyter lab")[1]
+        assert ("tools/student.py" in shown) == (folder == "student")
+
+
+def test_progress_is_kept_in_the_students_folder(copy, monkeypatch, spaces):
+    monkeypatch.chdir(copy)
+    assert student.PROGRESS == exercises.PROGRESS
+    asked_for = listed(".")
+    assert asked_for == {stem: [check for s, check, _ in EXERCISES if s == stem]
+                         for stem in CONVERTED}
+    check = spaces["00_start"]["check_rms"]
+    check(lambda x: x.norm())
+    assert "□□□□ 0 of 4" in repr(progress())
+    check(lambda x: x.square().mean().sqrt())
+    check(lambda x: x.norm())  # a later mistake takes nothing away
+    assert "■□□□ 1 of 4" in repr(progress())
+    kept = json.loads((copy/exercises.PROGRESS).read_text())
+    assert kept["check_rms"] == {"best": [4, 4], "tries": 2, "last": kept["check_rms"]["last"]}
+    monkeypatch.chdir(copy/"workshop/training")  # a room's kernel runs there
+    spaces["processes"]["check_noises_in"](lambda moves, std: round((moves.var()/std**2).item()))
+    assert not Path(exercises.PROGRESS).exists()
+    assert re.search(r"processes +■□□ 1 of 3", repr(progress())), progress()
+    assert "check_noises_in" in json.loads((copy/exercises.PROGRESS).read_text())
+    monkeypatch.chdir(copy/"solutions")  # whoever runs a solution has not solved it
+    spaces["00_start"]["check_secrets"](lambda m: m)
+    assert "check_secrets" not in json.loads((copy/exercises.PROGRESS).read_text())
+
+
+def test_a_card_is_no_string():
+    card = judge(lambda x: NotImplemented)
+    assert isinstance(card, Card) and card.score == (0, 2) and not card.solved
+    for shown in (card._repr_html_(), card._repr_markdown_(), repr(card)):
+        assert "not attempted" in shown

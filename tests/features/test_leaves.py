@@ -1,0 +1,595 @@
+"Leaves against a slow painter, patches against windows, the cache, the mean, pre-training."
+import json
+import math
+import re
+import warnings
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import first_digits, generator
+from toys import loss as ce
+
+from dp_course import features
+from dp_course.basics import near
+from dp_course.cli import (
+    FEATURES,
+    Job,
+    Released,
+    describe_network,
+    make_config,
+    make_plan,
+    make_trainer,
+)
+from dp_course.cli.run import run
+from dp_course.data import Examples, load
+from dp_course.features import encoded as E
+from dp_course.features import encoder_state, save_encoder
+from dp_course.features import patches as L
+from dp_course.features import pretraining as P
+from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
+from dp_course.models import resnet20, wide_resnet
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import Record, Trainer, read_record, save_atomic
+from experiments import harness
+from experiments import leaves as recipe
+
+by = pytest.mark.parametrize
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# -- the images ------------------------------------------------------------------------------------
+
+def slow_front(thrown, n, side):
+    "One leaf after the other, corner by corner: a point is inside if it is left of every edge."
+    front = torch.zeros(n, side, side, dtype=torch.int32)
+    row, col = torch.meshgrid(torch.arange(side) + .5, torch.arange(side) + .5, indexing="ij")
+    for i in thrown["number"].argsort(stable=True).tolist():
+        y, x, r = (thrown[name][i].item() for name in ("y", "x", "radius"))
+        inside = (row - y)**2 + (col - x)**2 < r**2
+        for normal_y, normal_x, distance in thrown["edges"][i].tolist():
+            inside &= normal_y*(row - y) + normal_x*(col - x) < distance*r
+        front[thrown["image"][i]][inside] = thrown["number"][i]
+    return front
+
+
+@by("smallest, side", [(1., 24), (3., 48), (20., 48)])
+def test_painting_by_depth_is_painting_in_order(smallest, side):
+    thrown = L._throw(2, 80, side, smallest, generator(1))
+    got, want = L._paint(thrown, 2, side), slow_front(thrown, 2, side)
+    assert (got != want).float().mean() < 2e-3  # a pixel on a line may fall on either side
+
+
+def test_shapes_have_the_areas_of_circle_square_and_triangle():
+    kind = torch.tensor([0, 1, 2])
+    edges = L._edges(kind, torch.zeros(3, 4), torch.tensor([[.3], [1.], [2.]]))
+    at = (torch.arange(400) + .5)/200 - 1
+    inside = L._inside(at.expand(3, -1), at.expand(3, -1), edges).float().mean((1, 2))*4
+    near(inside.tolist(), [math.pi, 2., 3*3**.5/4], .02)
+
+
+def test_images_are_the_same_for_everybody():
+    few = L.leaf_images(5, 16, textured=True)
+    assert few.dtype == torch.uint8 and few.shape == (5, 3, 16, 16)
+    assert torch.equal(few, L.leaf_images(70, 16, textured=True)[:5])
+    assert not torch.equal(few, L.leaf_images(5, 16, textured=True, seed=1))
+    assert L.leaf_images(64, 16).float().std() > 20
+
+
+# -- the features ----------------------------------------------------------------------------------
+
+FEW = L.LeafRecipe(patches=20, synthetic=70)
+
+
+def test_patches_are_whitened_windows():
+    x = torch.rand(2, 3, 12, 12, generator=generator())
+    filters = torch.randn(5, 3, 4, 4, generator=generator(1))
+    filters -= filters.mean((1, 2, 3), keepdim=True)
+    windows = F.unfold(x, 4).mT
+    centred = windows - windows.mean(2, keepdim=True)
+    contrast = (centred.square().mean(2, keepdim=True) + .04**2).sqrt()
+    likeness = ((centred/contrast) @ filters.flatten(1).T).mT.unflatten(2, (9, 9))
+    want = F.adaptive_avg_pool2d(torch.cat([F.relu(likeness - .25), F.relu(-likeness - .25)], 1), 3)
+    near(L.Patches(filters, grid=3)(x), want, 1e-4)
+
+
+def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
+    x = L.leaf_images(100).float()/255
+    filters = L.patch_filters(x, 40)
+    near(filters.sum((1, 2, 3)), torch.zeros(40), 1e-5)
+    patches = L._sampled_patches(x, 6, 4000, generator()).double()
+    assert patches.shape == (4000, 108)
+    patches -= patches.mean(1, keepdim=True)
+    patches /= (patches.square().mean(1, keepdim=True) + .04**2).sqrt()
+    spread = (patches @ filters.flatten(1).double().T).var(0)
+    assert spread.max()/spread.min() < 3  # before the whitening directions differ a thousandfold
+
+
+def test_features_are_of_each_image_alone():
+    d = first_digits()
+    describe = L.LeafFeatures(FEW, d.train_x.shape[1:])
+    f = describe(d.train_x[:6])
+    assert {name: tuple(m.shape) for name, m in f.items()} == {
+        "scatter": (6, 81, 2, 2), "patches": (6, 40, 3, 3)}
+    others = describe(torch.cat([d.train_x[4:5], 255 - d.train_x]))
+    assert all(torch.equal(others[name][0], f[name][4]) for name in f)
+    assert all(m.isfinite().all() and m.dtype == torch.float16 for m in f.values())
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("leaves")
+    return folder, L.leafed(first_digits(), FEW, folder)
+
+
+def same_rows(a, b):
+    idx = torch.tensor([3, 0, 59])
+    near(a.rows(idx), b.rows(idx), 0)
+    near(list(a.test_rows(7)), list(b.test_rows(7)), 0)
+    return True
+
+
+def test_the_cache_gives_back_what_was_computed(kept, monkeypatch):
+    folder, data = kept
+    assert "synthetic" in data.name and len(data) == 60
+    assert same_rows(data, L.leafed(first_digits(), FEW, cache=False))
+    monkeypatch.setattr(L, "_fresh_features", None)  # nothing is computed again
+    assert same_rows(data, L.leafed(first_digits(), FEW, folder))
+
+
+def test_a_damaged_cache_is_said_and_mended(kept):
+    folder, data = kept
+    want = {name: np.array(v) for name, v in data.train_x.items()}
+    marker, = (p for p in folder.iterdir() if p.suffix == "")
+    for damage in ("flip", "cut", "marker"):
+        array = folder/f"{marker.name}.patches.npy"
+        good = array.read_bytes()
+        if damage == "marker":
+            marker.write_text("{")
+        else:
+            end = len(good) if damage == "flip" else 1000
+            array.unlink()
+            array.write_bytes(good[:end//2] + bytes([good[end//2] ^ 1]) + good[end//2 + 1:end])
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            again = L.leafed(first_digits(), FEW, folder)
+        assert len(seen) == 1 and "damaged" in str(seen[0].message)
+        assert all(np.array_equal(again.train_x[name], v) for name, v in want.items())
+
+
+def test_half_a_computation_is_not_taken_for_a_whole_one(kept):
+    folder, data = kept
+    marker, = (p for p in folder.iterdir() if p.suffix == "")
+    marker.unlink()  # it is written last
+    again = L.leafed(first_digits(), FEW, folder)
+    assert same_rows(again, L.leafed(first_digits(), FEW, cache=False))
+    assert marker.exists()
+
+
+def test_only_images_become_features():
+    with pytest.raises(ValueError, match="data set of images"):
+        L.leafed(Examples(torch.zeros(4, 3), torch.zeros(4).long()), FEW, cache=False)
+
+
+# -- the mean and the networks ---------------------------------------------------------------------
+
+def shapes_of(data):
+    return {name: tuple(v.shape[1:]) for name, v in data.train_x.items()}
+
+
+@by("side", [2, 4, 8])
+def test_only_the_averages_over_quarters_count_more(side):
+    m = torch.randn(2, 3, side, side, generator=generator()).double()
+    got = L.emphasized(m, .5)
+    quarters = F.adaptive_avg_pool2d(m, 2)
+    near(F.adaptive_avg_pool2d(got, 2), 1.5*quarters, 1e-12)
+    detail = got - 1.5*quarters.repeat_interleave(side//2, 2).repeat_interleave(side//2, 3)
+    near(detail + F.interpolate(quarters, (side, side)), m, 1e-12)
+    assert (got.flatten(1).norm(dim=1) <= 1.5*m.flatten(1).norm(dim=1) + 1e-12).all()
+
+
+@by("coarse", [0., 1.])
+@by("scale", [.01, 1., 30., 1e3, math.nan])
+def test_one_image_moves_the_mean_by_no_more_than_it_pays(kept, scale, coarse):
+    _, data = kept
+    bound = L.feature_bound(shapes_of(data), coarse=coarse)
+    draw = np.random.default_rng(0).standard_normal
+    before = {name: np.array(v) for name, v in data.train_x.items()}
+    after = {name: np.concatenate([v, (scale*draw(v[:1].shape)).astype(np.float16)])
+             for name, v in before.items()}
+    y = torch.cat([data.train_y, data.train_y[:1]])
+    sums = [len(d)*L.clipped_mean(d, bound, coarse=coarse, chunk=7)
+            for d in (data, data.replace(train_x=after, train_y=y))]
+    moved = torch.linalg.vector_norm(sums[1] - sums[0]).item()/bound
+    assert moved <= 1 + 1e-9
+    assert moved > .999 or scale in (.01, 1.) or math.isnan(scale)
+
+
+def test_the_mean_is_bought_in_the_weights_of_the_model(kept):
+    "Sensitivity and clipped mean belong to the vectors that the model centres."
+    _, data = kept
+    weights = {"scatter": 3., "patches": .1}
+    bought = {}
+
+    def noisy(name, value, sensitivity, sigma):
+        bought.update(sensitivity=sensitivity)
+        return value
+    model = L.leaves_linear(shapes_of(data), 10, weights=weights)
+    plan = SimpleNamespace(unit="example")
+    L.buy_mean(SimpleNamespace(data=data, model=model, plan=plan, noisy=noisy), 10.)
+    rows = L.weighed(data.rows(torch.arange(60))[0], weights)
+    bound = L.feature_bound(shapes_of(data), weights)
+    near(bought["sensitivity"], bound/60, 1e-12)
+    factors = (bound/rows.norm(dim=1, keepdim=True)).clamp(max=1)
+    near(model.mean, (factors*rows).mean(0), 1e-5)
+
+
+def test_on_leaves_the_bound_is_the_length_of_a_feature_vector():
+    describe = L.LeafFeatures(FEW, (1, 8, 8))
+    f = describe(L.leaf_images(70, 8, seed=5)[:, :1])
+    length = L.weighed(f).norm(dim=1).square().mean().sqrt()
+    bound = L.feature_bound({name: m.shape[1:] for name, m in f.items()})
+    assert .8 < 1.5*length/bound < 1.25
+
+
+@by("make", [L.leaves_linear, partial(L.leaves_linear, coarse=1.), partial(L.leaves_cnn, width=8)])
+def test_networks_have_the_gradients_of_the_loop(kept, make):
+    _, data = kept
+    torch.manual_seed(0)
+    model = make(shapes_of(data), 10).double()
+    x, y = data.rows(torch.arange(5))
+    x = {name: v.double() for name, v in x.items()}
+    assert model(**x).abs().max() == 0  # says nothing at first
+    model.mean.copy_(torch.randn(model.mean.shape, generator=generator()))
+    for i, p in enumerate(model.parameters()):
+        p.data += .05*torch.randn(p.shape, generator=generator(i))
+    for clip in (FlatClip(.3), FlatClip(1e6)):
+        got, want = (engine(model, ce, x, y, clip) for engine in (fast_grad_sum, loop_grad_sum))
+        near(got, want, 1e-9)
+
+
+def test_the_network_beside_sees_the_centred_scattering():
+    shapes = {"patches": (4, 2, 2), "scatter": (3, 4, 4)}
+    seen = []
+
+    def spy(x):
+        seen.append(x)
+        return 0.
+
+    model = L.LeafNet(shapes, 5, spy)
+    x = {name: torch.randn(2, *shape, generator=generator()) for name, shape in shapes.items()}
+    model.mean.copy_(torch.arange(64.))
+    model(**x)
+    want = x["scatter"] - torch.arange(16., 64.).view(3, 4, 4)
+    near(seen[0], want, 1e-6)
+
+
+# -- pre-training ----------------------------------------------------------------------------------
+
+TOY = P.Pretraining(images=40, batch_size=16, views=32*6, size=16, precision="float32", outputs=8)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    return P.leaf_stock(TOY, tmp_path_factory.mktemp("stock"))
+
+
+def test_loss_is_that_of_the_definition():
+    u, v = (torch.randn(7, 5, generator=generator(s)).double() for s in (0, 1))
+    u, v = F.normalize(u, dim=1), F.normalize(v, dim=1)
+    kernel = [torch.stack([(-2*(z[i] - z[j]).square().sum()).exp()
+                           for i in range(7) for j in range(7) if i != j]).mean().log()
+              for z in (u, v)]
+    want = (u - v).square().sum(1).mean() + sum(kernel)/2
+    near(P.align_uniform(3*u, v/2), want, 1e-5)
+    near(P.align_uniform(torch.ones(4, 3), torch.ones(4, 3)), 0, 1e-6)
+
+
+def test_views_stay_inside_the_image_and_change_only_place_and_light():
+    theta = P._crops(2000, generator())
+    corners = torch.tensor([[-1., -1, 1], [1, 1, 1], [-1, 1, 1], [1, -1, 1]]).T
+    assert (theta @ corners).abs().max() <= 1 + 1e-5
+    area = (theta[:, 0, 0]*theta[:, 1, 1]).abs()
+    assert area.min() > .07 and area.max() <= 1
+    # mirrored: half of 2,000; 5 standard errors are .056
+    assert abs((theta[:, 0, 0] < 0).double().mean() - .5) < .056
+    tints = P._tints(2000, generator())
+    grey = (tints @ torch.ones(3)).std(1)
+    assert grey.max() < 2e-3  # grey stays grey
+    lost = (tints[:, 0] - tints[:, 1]).abs().amax(1) < 1e-3
+    assert abs(lost.double().mean() - .2) < .045  # 5 standard errors
+
+
+def test_a_run_in_slices_is_the_run_in_one_go(stock, tmp_path):
+    quiet = dict(stock=stock, say=lambda text: None)
+    whole = P.Slices(TOY, tmp_path/"whole")
+    assert P.slice_of_run(whole, **quiet)["finished"]
+    cut = P.Slices(TOY, tmp_path/"cut")
+    while cut.t < TOY.steps:  # a step at a time
+        end = P.slice_of_run(cut, **quiet, seconds=0.)
+        cut = P.pick_up_slices(TOY, tmp_path/"cut")
+    near(dict(cut.model.state_dict()), dict(whole.model.state_dict()), 1e-6)
+    lines = [json.loads(line) for line in cut.file(".jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines].count("start") == 1 and lines[-1]["kind"] == "end"
+    assert end["finished"] and end["views"] == TOY.views and lines[0]["plan"] is None
+    with pytest.raises(ValueError, match="other settings"):
+        P.pick_up_slices(replace(TOY, lr=.2), tmp_path/"cut")
+    with pytest.raises(ValueError, match="already"):
+        P.slice_of_run(P.Slices(TOY, tmp_path/"cut"), **quiet)
+
+
+def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
+    "Long runs were begun with it: seven words, and a record beside it."
+    quiet = dict(stock=stock, say=lambda text: None)
+    whole, cut = P.Slices(TOY, tmp_path/"whole"), P.Slices(TOY, tmp_path)
+    for some, steps in (whole, 6), (cut, 2):
+        for t in range(steps):
+            P.pretrain_step(TOY, some.model, some.optimizer, stock, t)
+    state = dict(kind="dp_course pretraining 1", config=json.dumps(asdict(TOY)), t=2, seconds=9.,
+                 model=cut.model.state_dict(), optimizer=cut.optimizer.state_dict())
+    save_atomic(state, cut.file(".checkpoint"))
+    Record(cut.file(".jsonl")).write("start", preset="pretrain-wrn10_2")
+    end = P.slice_of_run(P.pick_up_slices(TOY, tmp_path), **quiet)
+    assert end["finished"] and end["seconds"] > 8
+    near(dict(P.pick_up_slices(TOY, tmp_path).model.state_dict()), dict(whole.model.state_dict()))
+
+
+def test_a_feature_that_leaves_never_move_stays_small(monkeypatch):
+    "A photograph may wake it: divided by a std of nothing it would drown all others."
+    leaves = torch.stack([torch.linspace(0, 1, 500), torch.zeros(500)], 1)
+    photographs = torch.tensor([[.5, 0.], [.5, .01]])  # in the second it stirs
+    told = iter([leaves, photographs])
+    monkeypatch.setattr(P, "encoder_features", lambda model, x: next(told))
+    found, = P.normalized_features(None, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    assert found[0, 1] == 0 and 0 < found[1, 1] < 1000, "a millionth as std made it 884,000"
+
+
+def test_an_encoder_fits_its_network_only(tmp_path):
+    model = resnet20(classes=TOY.outputs)
+    about = dict(data="synthetic leaves")
+    save_encoder(model, TOY, 192, tmp_path/"a.pt", about)
+    other = resnet20()
+    last = other[-1].weight.clone()
+    about = features.load_start(other, tmp_path/"a.pt")
+    assert about["views_seen"] == 192 and "synthetic" in about["data"]
+    assert torch.equal(other[-1].weight, last)
+    near(other[0].weight, model[0].weight, 4e-3)
+    assert (tmp_path/"a.pt").stat().st_size < 700_000
+    with pytest.raises(ValueError, match="does not fit"):
+        features.load_start(wide_resnet(10, 2), tmp_path/"a.pt")
+    with pytest.raises(FileNotFoundError, match="no encoder"):
+        features.load_start(other, "nobody")
+
+
+def test_a_probe_sees_the_last_two_stages_and_learns():
+    maps = features.stage_maps(wide_resnet(10, 2), torch.zeros(2, 3, 16, 16))
+    assert [tuple(m.shape) for m in maps] == [(2, 64, 8, 8), (2, 128, 4, 4)]
+    d = first_digits(1000, 200)
+    d = d.replace(train_x=d.train_x.repeat(1, 3, 2, 2), test_x=d.test_x.repeat(1, 3, 2, 2))
+    plan = PrivacyPlan(n=1000, batch_size=400, steps=15, eps=3., delta=1e-5)
+    found = P.probe(resnet20(), d, plan, rates=(2.,))
+    assert found[2.] > .4  # .1 is guessing
+
+
+def test_impossible_settings_are_refused():
+    for bad in (dict(model="vgg"), dict(batch_size=1), dict(views=10), dict(precision="half")):
+        with pytest.raises(ValueError, match="pass"):
+            P.Pretraining(**bad)
+
+
+# -- an encoder's maps -----------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class SimpleToy:
+    model: str = "transfer_cnn"
+
+
+def large_digits(n=12, held=4):
+    d = first_digits(n, held)
+    return d.replace(train_x=d.train_x.repeat(1, 3, 4, 4), test_x=d.test_x.repeat(1, 3, 4, 4))
+
+
+def written(folder, seed):
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(seed)
+    path = folder/f"{seed}.pt"
+    save_encoder(resnet20(), TOY, 1000*seed, path)
+    return str(path)
+
+
+def test_the_maps_of_an_encoder_stand_beside_the_others(tmp_path, monkeypatch):
+    one, two = (written(tmp_path, seed) for seed in (1, 2))
+    given = large_digits()
+    data = E.encoded(given, one, FEW, tmp_path)
+    assert {name: v.shape for name, v in data.train_x.items()} == {
+        "scatter": (12, 243, 8, 8), "patches": (12, 40, 4, 4),
+        "encoder2": (12, 32, 4, 4), "encoder3": (12, 64, 4, 4)}
+    assert re.search("synthetic leaves, encoder [0-9a-f]{8} of 1,000 views", data.name)
+    other = E.encoded(given, two, FEW, tmp_path)  # other weights have other files
+    assert not np.array_equal(data.train_x["encoder3"], other.train_x["encoder3"])
+    assert np.array_equal(data.train_x["patches"], other.train_x["patches"])
+    monkeypatch.setattr(L, "_fresh_features", None)  # nothing is computed again
+    again = E.encoded(given, one, FEW, tmp_path)
+    for part in ("train_x", "test_x"):
+        for name, v in getattr(data, part).items():
+            assert np.array_equal(getattr(again, part)[name], v)
+
+
+def test_an_encoder_looks_at_one_image_at_a_time():
+    x = large_digits().train_x
+    describe = E.EncoderMaps("", (3, 32, 32), 30)
+    found, others = describe(x[:6]), describe(torch.cat([x[4:5], 255 - x]))
+    for name, m in found.items():
+        near(others[name][0].float(), m[4].float(), 2e-2)  # float16 of sums in another order
+        near(describe(x[:6].flip(-1))[name].float(), m.float(), 2e-2)
+    grey = E.EncoderMaps("", (1, 32, 32), 30)
+    near(grey(x[:6, :1])["encoder3"].float(), found["encoder3"].float(), 2e-2)
+
+
+def test_what_is_no_encoder_for_images_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no encoder"):
+        E.encoded(large_digits(), str(tmp_path/"none.pt"), FEW, tmp_path)
+    with pytest.raises(ValueError, match="2 channels"):
+        E.EncoderMaps("", (2, 32, 32))
+    save_encoder(resnet20(), SimpleToy(), 10, tmp_path/"other.pt")
+    with pytest.raises(ValueError, match="transfer_cnn.*dp-pretrain"):
+        E.load_encoder(str(tmp_path/"other.pt"))
+
+
+# -- the first phase, presets, recipes -------------------------------------------------------------
+
+def begun(steps=4, head=2, engine=fast_grad_sum):
+    torch.manual_seed(0)
+    model = resnet20(in_channels=1)
+    first = P.HeadFirst(model, head)
+    d = first_digits(200)
+    plan = PrivacyPlan(n=200, batch_size=20, steps=steps, eps=3, delta=1e-5)
+    trainer = Trainer(model, d, plan, engine=first.engine(engine), callbacks=[first], seed=0,
+                      optimizer=partial(torch.optim.SGD, lr=.1, momentum=.9))
+    first.begin()
+    return trainer, first
+
+
+def test_only_the_head_is_clipped_while_it_learns_alone():
+    trainer, first = begun()
+    x, y = first_digits(6).normalize(first_digits(6).train_x), first_digits(6).train_y
+    total, norms = trainer.engine(trainer.model, ce, x, y, FlatClip(.1))
+    assert list(total) == list(trainer.params) and len(norms) == len(total)
+    head = [name.startswith("13.") for name in total]
+    assert sum(head) == 2 and norms[[not h for h in head]].abs().max() == 0
+    head_of = {name: v for name, v in total.items() if name.startswith("13.")}
+    rest = {name: v for name, v in total.items() if name not in head_of}
+    assert max(v.abs().max() for v in rest.values()) == 0
+    for name, p in trainer.model.named_parameters():
+        p.requires_grad_(name in head_of)
+    want, _ = loop_grad_sum(trainer.model, ce, x, y, FlatClip(.1))
+    near(head_of, want, 1e-5)
+
+
+def test_the_body_stands_still_then_moves_without_old_momentum():
+    trainer, first = begun()
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    for moved in (2, 2, len(start), len(start)):
+        trainer.step()
+        now = dict(trainer.model.named_parameters())
+        assert sum(not torch.equal(now[name], p) for name, p in start.items()) == moved
+        remembered = sum(p in trainer.optimizer.state for p in trainer.params.values())
+        assert remembered == moved  # no momentum from mere noise
+    with pytest.raises(ValueError, match="not paid"):
+        trainer.step()  # the first phase is charged like any other
+
+
+@by("model, features", [("leaves_linear", "scatter"), ("scatter_cnn", "leaves"),
+                        ("resnet20", "leaves-1600"), ("leaves_coarse", "public-net"),
+                        ("leaves_cnn", "")])
+def test_networks_get_the_features_that_they_are_named_after(model, features):
+    with pytest.raises(ValueError, match="do not fit"):
+        make_config("digits-eps3", model=model, features=features)
+
+
+def test_settings_that_mean_nothing_are_refused():
+    for preset, bad in (("leaves-linear-eps3", dict(start="a")), ("digits-eps3", dict(centre=10.)),
+                        ("scatter-cnn-eps3", dict(head_steps=5))):
+        with pytest.raises(ValueError, match="for"):
+            make_config(preset, **bad)
+
+
+def test_the_plan_pays_for_the_mean():
+    "2.7237 with the release, 2.7010 without."
+    config = make_config("leaves-linear-eps3")
+    plan = make_plan(config, 50_000)
+    assert plan.steps == 120 and plan.releases == (10.,)
+    assert abs(plan.sigma - 2.7237) < 2e-4
+    assert plan.epsilon_after(120) <= 3
+
+
+def test_the_encoder_that_comes_with_the_course():
+    "It is found by its name, and it says how it was made."
+    model, about = E.load_encoder("resnet20-synthetic")
+    assert about["model"] == "resnet20" and about["data"] == "synthetic leaves, textured"
+    assert about["views_seen"] == 2*about["batch_size"]*(about["views"]//512)
+    assert sum(p.numel() for p in encoder_state(model).values()) == 272_474 - 650
+
+
+def test_a_release_is_not_tested_on_features_of_another_encoder(tmp_path, monkeypatch):
+    "Same shapes, same number of views, other weights."
+    one, two = (written(tmp_path/name, 1) for name in "ab")
+    weights = torch.load(two, weights_only=True)
+    weights["weights"]["0.weight"] *= 2
+    save_atomic(weights, two)
+    given = large_digits()
+
+    def made_by(encoder):
+        return partial(E.encoded, name=encoder, recipe=FEW)
+
+    config = make_config("leaves-encoder-eps3", data="cifar10")
+    about = describe_network(config, made_by(one)(given, cache=False))
+    released = Released(None, about, "")
+    monkeypatch.setitem(FEATURES, "leaves-encoder", made_by(one))
+    assert len(released.prepared(given.test_x).test_x["encoder3"]) == 4
+    monkeypatch.setitem(FEATURES, "leaves-encoder", made_by(two))
+    with pytest.raises(ValueError, match="trained on features from 'synthetic leaves, encoder"):
+        released.prepared(given.test_x)
+    del about["origin"]  # a file of an older version does not say
+    assert len(released.prepared(given.test_x).test_x["encoder3"]) == 4
+
+
+@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6),
+                      ("leaves-encoder-eps3-fast", .6)])
+def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
+    small = partial(L.leafed, recipe=FEW, cache=tmp_path)
+    monkeypatch.setitem(FEATURES, "leaves", small)
+    monkeypatch.setitem(FEATURES, "leaves-encoder", partial(E.encoded, recipe=FEW, cache=tmp_path))
+    config = make_config(preset)
+    for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=4),
+                Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
+        end = run(job, say=lambda line: None, show=False)  # picked up, nothing is bought twice
+    start, *_, last = read_record(end["paths"]["record"])
+    assert "synthetic leaves" in start["data"] and start["config"]["centre"] == 10
+    assert end["test_accuracy"] > least and last["finished"]
+    assert 2.99 < last["eps_pld"] <= 3  # the mean is in it: the steps alone spend 2.971
+    assert "mean of the features" in last["statement"]
+
+
+@by("preset, given", [("resnet20-cpu-eps3-fast", {}),
+                      ("resnet20-synthetic-eps3-fast", dict(head_steps=2))])
+def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
+    config = make_config(preset, **given)
+    for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
+                Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
+        end = run(job, say=lambda line: None, show=False)
+    assert end["finished"] and end["step"] == 3
+
+
+def test_a_start_is_loaded_by_the_command(tmp_path):
+    model = resnet20(classes=8, in_channels=1)
+    save_encoder(model, TOY, 10, tmp_path/"start.pt")
+    config = make_config("resnet20-cpu-eps3-fast", start=str(tmp_path/"start.pt"))
+    made = make_trainer(config, load("digits"), seed=0).model
+    near(encoder_state(made), encoder_state(model), 1e-2)
+
+
+@by("part", list(recipe.PARTS))
+def test_a_recipe_lists_each_setting_once(part):
+    cells = recipe.PARTS[part]([])
+    keys = list(map(recipe.key, cells))
+    assert len(set(keys)) == len(keys) >= 2
+    assert all(recipe.config_of_cell(cell).n_val == 5000 for cell in cells)
+
+
+def test_a_recorded_run_is_not_run_again(tmp_path, monkeypatch):
+    base = "resnet20-cpu-eps3-fast"
+    cells = recipe.grid(base, dict(lr=1.), stop=2)
+    monkeypatch.setitem(recipe.PARTS, "toy", cells)
+    data = load("digits").split(300)
+    cell, = cells([])
+    harness.write(tmp_path/"a.jsonl", recipe.run(cell, data))
+    row, = harness.rows_of(recipe, tmp_path/"a.jsonl")
+    assert recipe.key(row) == recipe.key(cell)
+    assert row["step"] == 2 and row["tested_on"] == 300 and 0 < row["eps"] < 3

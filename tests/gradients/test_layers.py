@@ -1,0 +1,253 @@
+"What a layer knows about each example, against autograd: every shape, in pieces, rounded up."
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from dp_course.gradients import (
+    RULES,
+    ConvWeight,
+    FlatClip,
+    KeptGradients,
+    StandardizedWeight,
+    bf16_engine,
+    fast_grad_sum,
+    layers,
+    loop_grad_sum,
+    rule_of,
+)
+from dp_course.models import WSConv2d
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def one_by_one(m, x, g, b):
+    "Each example's weight gradient by autograd, its views added up."
+    def grad(xi, gi):
+        return torch.autograd.grad(m(xi), m.weight, gi)[0]
+
+    rows = [grad(x[r:r+1], g[r:r+1]) for r in range(len(x))]
+    return torch.stack([sum(rows[e::b]) for e in range(b)]).detach()
+
+
+def squares(gradients):
+    return gradients.flatten(1).square().sum(1)
+
+
+def random_convolution(pick, pointwise):
+    "Odd kernels, strides, dilations, paddings and groups; None if the map is too small for it."
+    ranges = {"kernel": (1, 4), "dilation": (1, 3), "stride": (1, 2), "padding": (0, 5),
+              "size": (1, 7)}
+    pairs = {name: (pick(*r), pick(*r)) for name, r in ranges.items()}
+    if pointwise:
+        pairs["kernel"] = 1, 1
+    if pick(0, 1):
+        pairs["stride"] = 1, 1
+    reach = [d*(k - 1) + 1 for d, k in zip(pairs["dilation"], pairs["kernel"])]
+    size = pairs.pop("size")
+    if any(s + 2*p < r for s, p, r in zip(size, pairs["padding"], reach)):
+        return None, size
+    groups, i = pick(1, 2), pick(1, 9)
+    m = nn.Conv2d(i*groups, 2*groups, pairs["kernel"], pairs["stride"], pairs["padding"],
+                  pairs["dilation"], groups, bias=False)
+    return m.double(), size
+
+
+def test_convolutions_of_every_shape():
+    "Patches, fold and Gram norms against autograd; norms are never too small."
+    draw = torch.Generator().manual_seed(0)
+
+    def pick(low, high):
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    done = by_patches = 0
+    while done < 300:
+        m, size = random_convolution(pick, pointwise=done % 4 == 0)
+        if m is None:
+            continue
+        k = pick(1, 2)
+        x = torch.randn(3*k, m.in_channels, *size, dtype=torch.float64, generator=draw)
+        g = torch.randn(m(x).shape, dtype=torch.float64, generator=draw)
+        weight, want = ConvWeight(m, x, g, 3, m.padding), one_by_one(m, x, g, 3)
+        for got in (weight.gradients(), weight.naive()):
+            assert got.shape == want.shape and torch.allclose(got, want, 1e-10, 1e-10), m
+        by_patches += layers._empty_lanes(m, 3*k, 3)
+        if m.groups == k == 1:
+            got, true, scale = weight.ghost_norms(), squares(want), squares(x)*squares(g)
+            assert (got >= true*(1 - 1e-12)).all() and (got - true <= 1e-11*scale).all(), m
+        done += 1
+    assert 50 < by_patches < 250  # both ways were taken
+
+
+@pytest.mark.parametrize("conv, shape", [(nn.Conv1d, (9,)), (nn.Conv3d, (4, 5, 3))])
+def test_patches_in_one_and_three_dimensions(conv, shape):
+    m = conv(2, 3, 2, stride=2, padding=1, dilation=2, bias=False).double()
+    x = doubles(4, 2, *shape)
+    g = torch.randn_like(m(x))
+    weight = ConvWeight(m, x, g, 2, m.padding)
+    assert layers._empty_lanes(m, 4, 2)
+    assert torch.allclose(weight.gradients(), one_by_one(m, x, g, 2), 1e-10, 1e-10)
+
+
+def test_patches_are_taken_in_pieces(monkeypatch):
+    "More than 4 MB of patches: several products, one result."
+    m = nn.Conv2d(2, 3, 5, padding=2, bias=False).double()
+    x = doubles(32, 2, 40, 40)
+    g = torch.randn_like(m(x))
+    calls, original = [], layers._patches
+
+    def watched(x, *rest):
+        calls.append(len(x))
+        return original(x, *rest)
+
+    monkeypatch.setattr(layers, "_patches", watched)
+    got = ConvWeight(m, x, g, 32, (2, 2)).gradients()
+    assert torch.allclose(got, one_by_one(m, x, g, 32), 1e-10, 1e-10)
+    assert calls == [14, 14, 4]
+
+
+@pytest.mark.parametrize("groups, k", [(1, 1), (1, 2), (2, 2)])
+def test_wide_layers_are_folded_in_pieces(groups, k, monkeypatch):
+    "More than 16 MB of gradients: several grouped convolutions, one result."
+    m = nn.Conv2d(128*groups, 128, 3, padding=1, groups=groups).double()
+    x, g = doubles(k*31, 128*groups, 3, 3), doubles(k*31, 128, 3, 3)
+    calls, original = [], layers._weight_gradient
+
+    def watched(*args):
+        calls.append(args[-1])
+        return original(*args)
+
+    monkeypatch.setattr(layers, "_weight_gradient", watched)
+    weight = ConvWeight(m, x, g, 31, (1, 1))
+    assert torch.allclose(weight.gradients(), weight.naive(), 1e-10, 1e-10)
+    assert calls == [16*groups, 15*groups]
+
+
+DEEP = {  # small images with many channels: kernel, stride, padding, dilation
+    "3x3": (3, 1, 1, 1),
+    "stride 2": (3, 2, 1, 1),
+    "uneven": ((2, 3), 1, (0, 2), 1),
+    "dilated": (3, 1, 2, 2),
+    "1x1": (1, 2, 0, 1),
+}
+
+
+def deep_weight(kind, conv, b=5):
+    "What half precision knows of a layer whose gradients are made pixel by pixel."
+    m = conv(80, 72, *DEEP[kind], bias=False)
+    x = torch.randn(b, 80, 4, 4).bfloat16()
+    g = torch.randn(m(x.float()).shape).bfloat16()
+    weight = ConvWeight(m, x, g, b, m.padding)
+    return StandardizedWeight(weight, m.centred()) if conv is WSConv2d else weight
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d, WSConv2d])
+@pytest.mark.parametrize("kind", DEEP)
+def test_gradients_made_pixel_by_pixel(kind, conv):
+    "The same gradients, norms and sums as from ordinary patches, in another order of memory."
+    weight = deep_weight(kind, conv)
+    by_pixel, plain = weight.gradients(), weight.naive()
+    inner = getattr(weight, "inner", weight)
+    assert inner._small_and_deep() and by_pixel.equal(plain)
+    assert by_pixel.movedim(2, -1).is_contiguous()
+    factors, bad = torch.rand(5), torch.tensor([False, True, False, False, False])
+    for once in (True, False):
+        found, expected = weight.keep(by_pixel, once), weight.keep(plain, once)
+        assert torch.allclose(found.squared_norms(), expected.squared_norms(), 1e-5)
+        total = found.weighted_sum(factors, bad)
+        assert total.is_contiguous() and total.shape == inner.conv.weight.shape
+        assert torch.allclose(total, expected.weighted_sum(factors, bad), 1e-4, 1e-4)
+
+
+def test_gradients_made_pixel_by_pixel_in_pieces(monkeypatch):
+    weight = deep_weight("3x3", WSConv2d)
+    whole = weight.keep(weight.gradients())
+    norms, total = whole.squared_norms(), whole.weighted_sum(torch.rand(5), None)
+    monkeypatch.setattr(layers, "_PIECE", 2*80*72*9)  # three rows at a time
+    sizes = [len(rows) for rows in layers._in_pieces(whole.flat)]
+    torch.manual_seed(0)
+    again = deep_weight("3x3", WSConv2d)
+    pieces = again.keep(again.gradients())
+    assert sizes == [3, 2]
+    assert torch.allclose(pieces.squared_norms(), norms, 1e-6)
+    assert torch.allclose(pieces.weighted_sum(torch.rand(5), None), total, 1e-4, 1e-4)
+
+
+class LargeAndSmall(nn.Module):
+    "One convolution, on a large map and on a small one."
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(80, 80, 3, padding=1, bias=False)
+        self.head = nn.Linear(80, 3)
+
+    def forward(self, x):
+        return self.head(self.conv(nn.functional.avg_pool2d(self.conv(x), 6)).mean((2, 3)))
+
+
+def test_a_convolution_used_on_maps_of_two_sizes():
+    "Its gradients are made in two ways, and added."
+    model, x, y = LargeAndSmall(), torch.randn(3, 80, 24, 24), torch.arange(3)
+    loss, clip = partial(nn.functional.cross_entropy, reduction="none"), FlatClip(1.)
+    half, _ = bf16_engine(fast_grad_sum)(model, loss, x, y, clip)
+    full, _ = loop_grad_sum(model, loss, x, y, clip)
+    assert (half["conv.weight"] - full["conv.weight"]).norm() < .05*full["conv.weight"].norm()
+
+
+def test_standardized_filters_have_raw_norms_and_sums():
+    m = WSConv2d(4, 5, (2, 3), padding=1, bias=False, form="report").double()
+    x = doubles(6, 4, 5, 5)
+    g = torch.randn_like(m(x))
+    want, factors = one_by_one(m, x, g, 3), torch.rand(3, dtype=torch.float64)
+    weight = StandardizedWeight(ConvWeight(m, x, g, 3, m.padding), m.centred())
+    for once in (True, False):
+        kept = weight.keep(weight.gradients(), once)
+        assert torch.allclose(kept.squared_norms(), squares(want), 1e-9)
+        total = torch.einsum("b,boihw->oihw", factors, want)
+        assert torch.allclose(kept.weighted_sum(factors, None), total, 1e-9, 1e-10)
+    assert isinstance(kept, KeptGradients)
+
+
+def test_ghost_norms_and_the_sum_are_exact_where_inner_products_cancel():
+    "A constant image, output gradients that sum to almost zero: float32 loses the small rest."
+    x, g = torch.full((1, 64, 8, 8), 1e3), torch.randn(1, 64, 8, 8)
+    g -= g.mean((2, 3), keepdim=True)
+    weight = ConvWeight(nn.Conv2d(64, 64, 1), x, g, 1, (0, 0))
+    pixels, outputs = x.flatten(2), g.flatten(2)
+    exact = torch.einsum("bot,bit->boi", outputs.double(), pixels.double()).norm()
+    norm = weight.ghost_norms().sqrt().item()
+    summed = weight.weighted_sum(torch.ones(1), None).double().norm()  # what is added
+    assert norm == pytest.approx(exact.item(), rel=1e-5)
+    assert summed <= norm*(1 + 1e-6)
+    bare = ((pixels.mT @ pixels)*(outputs.mT @ outputs)).sum().clamp(min=0).sqrt()
+    assert abs(bare/exact - 1) > .01  # what float32 says by itself
+
+
+def test_a_subclass_that_changes_nothing_has_its_rule():
+    class Renamed(nn.Linear):
+        def __init__(self, n):
+            super().__init__(n, n)
+
+    class Changed(nn.Linear):
+        def forward(self, x):
+            return 2*super().forward(x)
+
+    class Property(nn.Linear):
+        scale = property(lambda self: 2)
+
+    assert rule_of(Renamed(2)) is RULES[nn.Linear]
+    assert rule_of(Changed(2, 2)) is None and rule_of(Property(2, 2)) is None
+    assert rule_of(nn.utils.parametrizations.orthogonal(nn.Linear(2, 2))) is None
+    assert rule_of(WSConv2d(3, 3, 3)) is RULES[nn.Conv2d]
+    assert rule_of(nn.PReLU()) is None

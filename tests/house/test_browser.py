@@ -1,0 +1,351 @@
+"""The student's path in a real browser: from the index to a lesson, run, slide, solve, progress.
+
+JupyterLab runs as `make lab` starts it, on a student's fresh copy and in a home folder of its own;
+Playwright drives Chromium. Without one of them the tests are skipped; `make test-browser` installs
+both and sets DP_COURSE_BROWSER, with which nothing is skipped. A screenshot of every stop lies in
+out/browser/.
+"""
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOTS = ROOT/"out/browser"
+sys.path.insert(0, str(ROOT/"tools"))
+import student  # noqa: E402
+
+FOUND = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
+CHROMIUM = next(filter(None, FOUND), None)
+MISSING = [name for name, found in (("Playwright", importlib.util.find_spec("playwright")),
+                                    ("Chromium", CHROMIUM)) if not found]
+if MISSING and "DP_COURSE_BROWSER" not in os.environ:
+    pytest.skip(f"no {' and no '.join(MISSING)} here: make test-browser installs both",
+                allow_module_level=True)
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update"]
+MINUTES = 60_000  # Playwright counts milliseconds
+
+
+# --- JupyterLab, as `make lab` starts it
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def answers(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def lab_command(port):
+    root = ["--allow-root"] if os.getuid() == 0 else []
+    return [sys.executable, "-m", "jupyter", "lab", *root, "--ServerApp.root_dir=.",
+            "--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0",
+            "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True",
+            f"--LabApp.app_settings_dir={ROOT}/tools/lab"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    "A folder with a student's copy: (its address in JupyterLab, the copy)."
+    folder = tmp_path_factory.mktemp("lab")
+    student.make(folder/"student")
+    (folder/"runs").symlink_to(ROOT/"runs")
+    port = free_port()
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "MPLBACKEND"))}
+    bins = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own |= {"HOME": str(folder), "PYTHONPATH": str(ROOT), "PATH": bins}
+    with open(folder/"lab.log", "w") as log:
+        lab = subprocess.Popen(lab_command(port), cwd=folder, env=own, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}/lab"
+    try:
+        until = time.monotonic() + 90
+        while not answers(url):
+            assert lab.poll() is None and time.monotonic() < until, (folder/"lab.log").read_text()
+            time.sleep(.5)
+        yield url, folder/"student"
+    finally:
+        lab.terminate()
+        try:
+            lab.wait(30)
+        except subprocess.TimeoutExpired:
+            lab.kill()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+# --- what a student does
+
+PANEL = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
+
+
+class Desk:
+    "One page of JupyterLab, and the hands and eyes of a student."
+    def __init__(self, page, home, name):
+        self.page, self.name, self.stops = page, name, 0
+        self.url, self.folder = home
+        self.errors = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def shot(self, stop):
+        self.stops += 1
+        self.page.screenshot(path=SHOTS/f"{self.name}-{self.stops}-{stop}.png")
+
+    def open(self, name):
+        self.page.goto(f"{self.url}/tree/student/{name}?reset")  # without the last test's tabs
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached", timeout=2*MINUTES)
+        self.ready(name)
+        self.page.wait_for_timeout(1000)
+        asked = self.page.locator(".Toastify__toast, .jp-Dialog")  # of news, of a kernel
+        assert not asked.count(), asked.first.inner_text()
+
+    def ready(self, name):
+        "Wait until this notebook is the one shown, its kernel started and idle."
+        in_front = "n => window.jupyterapp?.shell.currentWidget?.context?.path == 'student/' + n"
+        self.page.wait_for_function(in_front, arg=name, timeout=2*MINUTES)
+        self.page.wait_for_selector(f"{PANEL} .jp-Cell:visible", timeout=2*MINUTES)
+        self.idle(2)
+        self.page.wait_for_selector(f"{PANEL} .jp-MarkdownOutput h1", timeout=MINUTES)
+
+    def idle(self, minutes=1):
+        mark = f"{PANEL} .jp-Notebook-ExecutionIndicator[data-status='idle']"
+        self.page.wait_for_selector(mark, timeout=minutes*MINUTES)
+
+    def follow(self, text):
+        "Click on a link of the notebook that is open."
+        self.page.locator(f"{PANEL} a", has_text=text).first.click()
+
+    def menu(self, *names):
+        for i, name in enumerate(names):
+            kind = ".lm-MenuBar-itemLabel" if i == 0 else ".lm-Menu-itemLabel"
+            label = self.page.locator(kind, has_text=re.compile(f"^{name}$"))
+            label.first.click()
+
+    def go(self, words):
+        "Make the code cell that holds these words the active one, in sight."
+        i = self.page.evaluate(f"""async words => {{
+            const notebook = {NOTEBOOK};
+            const i = notebook.widgets.findIndex(cell =>
+                cell.model.type == 'code' && cell.model.sharedModel.source.includes(words));
+            if (i >= 0) {{
+                notebook.activeCellIndex = i;
+                await notebook.scrollToItem(i, 'start');
+            }}
+            return i;
+        }}""", words)
+        assert i >= 0, f"no cell with {words!r}"
+        self.page.wait_for_timeout(500)
+        return self.active()
+
+    def write(self, cell, code):
+        "Replace the code of a cell, and run it; what it says."
+        cell.locator(".cm-content").click()
+        self.page.keyboard.press("ControlOrMeta+a")
+        self.page.keyboard.insert_text(code)
+        self.page.keyboard.press("ControlOrMeta+Enter")
+        return self.answer(cell)
+
+    def write_below(self, code):
+        "The same in a new cell, below the active one."
+        self.page.keyboard.press("Escape")
+        self.page.keyboard.press("b")
+        return self.write(self.active(), code)
+
+    def active(self):
+        return self.page.locator(f"{PANEL} .jp-Cell.jp-mod-active")
+
+    def answer(self, cell):
+        "What a cell says once it has run."
+        self.page.wait_for_timeout(300)
+        self.idle(3)
+        cell.locator(".jp-OutputArea-output").first.wait_for(timeout=MINUTES)
+        return cell.locator(".jp-OutputArea").first.inner_text()
+
+    def try_answer(self, check, code, stop):
+        "Write an answer into the cell of an exercise; what the card says."
+        name = re.match(r"def (\w+)", code)[1]
+        said = self.write(self.go(f"\n{check}({name})"), f"{code}\n\n{check}({name})")
+        self.shot(stop)
+        return said
+
+    def run_all(self, minutes):
+        "Run every cell, as the menu does; the notebook as it was saved, and the seconds."
+        begun = time.monotonic()
+        self.menu("Run", "Run All Cells")
+        self.page.wait_for_selector(f"{PANEL} .jp-Notebook-ExecutionIndicator"
+                                    "[data-status='busy']", timeout=MINUTES)
+        self.idle(minutes)
+        print(f"{self.name}: all cells in {time.monotonic() - begun:.0f} s")
+        return self.saved()
+
+    def bar(self):
+        "What JupyterLab's bar says when it is full: how many cells have run, in how many seconds."
+        self.page.locator(f"{PANEL} .jp-Notebook-ExecutionIndicator").hover()
+        said = self.page.locator(f"{PANEL} .jp-Notebook-ExecutionIndicator-tooltip").inner_text()
+        found = re.search(r"Executed (\d+) cells\s*Elapsed time: (\d+)", said)
+        assert found, f"the bar is not finished: {said}"
+        return [int(n) for n in found.groups()]
+
+    def saved(self):
+        "Save, and read what is on the disk."
+        self.page.keyboard.press("ControlOrMeta+s")
+        self.page.wait_for_function(
+            "!window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=MINUTES)
+        name = self.page.evaluate("window.jupyterapp.shell.currentWidget.context.path")
+        return nbformat.read(self.folder.parent/name, 4)
+
+    def sees(self, words, stop):
+        "The picture of the cell that holds these words is drawn: an image with pixels, or an SVG."
+        self.go(words)
+        drawn = self.active().locator(".jp-OutputArea img, .jp-OutputArea svg").first
+        drawn.scroll_into_view_if_needed()
+        assert drawn.evaluate("p => p.tagName == 'svg' || p.complete && p.naturalWidth > 100")
+        assert drawn.bounding_box()["height"] > 50
+        self.shot(stop)
+
+
+@pytest.fixture
+def desk(browser, home, request):
+    page = browser.new_page(viewport={"width": 1400, "height": 950})
+    page.set_default_timeout(MINUTES/2)
+    desk = Desk(page, home, request.node.name.removeprefix("test_"))
+    yield desk
+    desk.shot("end")  # also after a failure
+    page.close()
+
+
+def outputs(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            yield from cell.outputs
+
+
+def went_well(notebook):
+    "Every code cell has run, and none raised."
+    bad = [out.evalue for out in outputs(notebook) if out.output_type == "error"]
+    assert not bad, bad
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    left = [c.source for c in code if not c.execution_count]
+    assert not left, f"never run: {left}"
+
+
+def figures(notebook):
+    return sum("image/png" in out.get("data", {}) for out in outputs(notebook))
+
+
+def ran(desk):
+    "Run all cells: no error, as many figures as were saved, and the bar is full."
+    before = figures(desk.saved())
+    notebook = desk.run_all(8)
+    went_well(notebook)
+    assert figures(notebook) >= before > 0
+    assert desk.bar()[0] == sum(c.cell_type == "code" for c in notebook.cells)
+    desk.shot("ran")
+    desk.page.mouse.move(700, 500)  # the bar's words would cover the page
+
+
+def wrongly_and_rightly(desk, check, wrong, diagnosis, right):
+    said = desk.try_answer(check, wrong, "wrong")
+    assert "✗" in said and diagnosis in said and "Hint 1 of 3" in said, said
+    said = desk.try_answer(check, right, "right")
+    assert "✗" not in said and "□" not in said and "■" in said, said
+
+
+def solutions(lesson):
+    "(check, code) of every exercise, from the authors' notebook: a student's copy has none."
+    for cell in nbformat.read(ROOT/f"nbs/{lesson}.ipynb", 4).cells:
+        if "solution" in cell.metadata.get("tags", []):
+            code, call = cell.source.removeprefix("# solution\n").rstrip().rsplit("\n", 1)
+            yield call.partition("(")[0], code.rstrip()
+
+
+def shows_progress(desk, lesson, exercises, solved=1):
+    said = desk.write_below("from dp_course.exercises import progress\nprogress()")
+    desk.shot("progress")
+    one = "□*■□*" if solved == 1 else "■"*solved
+    marks = rf"{lesson}\s+{one}\s+{solved} of {exercises}"
+    assert re.search(marks, said), said
+    assert not desk.errors, desk.errors
+
+
+# --- three lessons
+
+RIGHT_SUM = """def micro_sum(model, loss_fn, x, y, clip, size):
+    pieces = zip(x.split(size), y.split(size))
+    parts = [loop_grad_sum(model, loss_fn, u, v, clip)[0] for u, v in pieces]
+    return {name: sum(part[name] for part in parts) for name in parts[0]}"""
+
+
+def test_second_lesson(desk):
+    desk.open("index.ipynb")
+    desk.shot("index")
+    desk.follow("01 definition")
+    desk.ready("01_definition.ipynb")
+    desk.shot("lesson")
+
+    ran(desk)
+    desk.sees("Diagram(", "diagram")
+    desk.sees("what_is_given_away(*setting", "figure")
+    cell = desk.go("interact(draw")
+    picture = cell.locator(".jp-OutputArea img").first
+    before = picture.get_attribute("src")
+    cell.locator(".noUi-handle").last.focus()
+    for _ in range(8):
+        desk.page.keyboard.press("ArrowRight")
+    desk.page.wait_for_timeout(1000)
+    desk.idle()
+    moved = picture.get_attribute("src") != before
+    assert moved, "the slider moved, the picture did not"
+    desk.shot("slider")
+
+    wrong = "def sum_moves(low, high):\n    return high - low, high - low"
+    right = "def sum_moves(low, high):\n    return max(abs(low), abs(high)), high - low"
+    wrongly_and_rightly(desk, "check_sum_moves", wrong, "her whole value", right)
+    shows_progress(desk, "01_definition", 5)
+
+
+def test_by_hand_to_the_last_exercise(desk):
+    desk.open("02_by_hand.ipynb")
+    ran(desk)
+    desk.sees("Diagram(", "diagram")
+    answers_ = list(solutions("02_by_hand"))
+    for check, code in answers_:
+        said = desk.try_answer(check, code, check)
+        assert "✗" not in said and "□" not in said and "■" in said, said
+    shows_progress(desk, "02_by_hand", len(answers_), len(answers_))
+
+
+def test_trainer(desk):
+    desk.open("05_trainer.ipynb")
+    desk.shot("lesson")
+    ran(desk)
+    desk.sees("Diagram(", "diagram")
+    desk.sees('"Private accuracy nears', "figure")
+    wrong = RIGHT_SUM.replace("in pieces]", "in pieces if len(u) == size]")
+    wrongly_and_rightly(desk, "check_micro_sum", wrong, "the last rows are lost", RIGHT_SUM)
+    shows_progress(desk, "05_trainer", 4)

@@ -1,0 +1,308 @@
+"Segmentation: exact gradients of a U-Net under every engine, scans, phantoms, and their recipe."
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from dp_course.data import (
+    OCT_SUBJECTS,
+    DataError,
+    Examples,
+    Views,
+    boundaries,
+    boundary_error,
+    by_person,
+    dice,
+    learn_only,
+    load,
+    narrow,
+    pixel_loss,
+    segment,
+)
+from dp_course.data import datasets as data_module
+from dp_course.data.phantoms import phantoms
+from dp_course.gradients import (
+    FlatClip,
+    bookkeeping_grad_sum,
+    fast_grad_sum,
+    ghost_grad_sum,
+    hook_grad_sum,
+    loop_grad_sum,
+    vmap_grad_sum,
+)
+from dp_course.models import UNet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from experiments import harness, segmentation  # noqa: E402
+
+ENGINES = (hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum, vmap_grad_sum)
+name_of = {"ids": lambda f: f.__name__}
+
+
+def by_layer(norms):
+    "Another factor for every tensor."
+    return (.01/norms).clamp(max=1)
+
+
+def net(**settings):
+    torch.manual_seed(0)
+    return UNet(**{"base": 4, "classes": 3} | settings).double()
+
+
+def batch(b=3, h=16, w=32, classes=3):
+    return torch.randn(b, 1, h, w).double(), torch.randint(classes, (b, h, w))
+
+
+def assert_exact(engine, model, x, y, clip):
+    want, norms = loop_grad_sum(model, pixel_loss, x, y, clip)
+    got, found = engine(model, pixel_loss, x, y, clip)
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found, norms, rtol=1e-9, atol=1e-9)
+
+
+# ---- exact gradients
+
+@pytest.mark.parametrize("clip", [FlatClip(.05), FlatClip(1e3), by_layer],
+                         ids=["clipped", "free", "by layer"])
+@pytest.mark.parametrize("engine", ENGINES, **name_of)
+def test_unet_is_exact(engine, clip):
+    assert_exact(engine, net(), *batch(), clip)
+
+
+@pytest.mark.parametrize("engine", ENGINES, **name_of)
+@pytest.mark.parametrize("kinds", [("head",), ("norms",), ("head", "norms")], ids="-".join)
+def test_parts_of_a_unet_are_exact(engine, kinds):
+    assert_exact(engine, learn_only(net(), *kinds), *batch(), FlatClip(.02))
+
+
+@pytest.mark.parametrize("engine", ENGINES, **name_of)
+def test_views_with_masks_of_their_own_are_exact(engine):
+    x, y = batch(6)
+    views = Views(x.unflatten(0, (3, 2))), Views(y.unflatten(0, (3, 2)))
+    assert_exact(engine, net(), *views, FlatClip(.05))
+
+
+@pytest.mark.parametrize("engine", ENGINES, **name_of)
+def test_nobody_came(engine):
+    sums, norms = engine(net(), pixel_loss, *batch(0), FlatClip(1.))
+    assert norms.shape[1] == 0 and not any(g.any() for g in sums.values())
+
+
+@pytest.mark.parametrize("engine", ENGINES, **name_of)
+def test_a_scan_of_infinities_counts_nothing(engine):
+    x, y = batch()
+    broken = x.clone()
+    broken[1] = torch.inf
+    kept = [0, 2]
+    want, _ = loop_grad_sum(net(), pixel_loss, x[kept], y[kept], FlatClip(.05))
+    got, norms = engine(net(), pixel_loss, broken, y, FlatClip(.05))
+    assert not norms[:, 1].isfinite().all()
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-11)
+
+
+class Upsampled(nn.Module):
+    "The other way up: interpolation, concatenation, convolution."
+    def __init__(self, mode):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.up = nn.Upsample(scale_factor=2, mode=mode)
+
+    def forward(self, x):
+        x = self.norm(self.first(x)).tanh()
+        return self.last(torch.cat([x, self.up(nn.functional.avg_pool2d(x, 2))], 1))
+
+
+@pytest.mark.parametrize("engine", ENGINES, **name_of)
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_upsampling_and_concatenation_are_exact(engine, mode):
+    torch.manual_seed(0)
+    assert_exact(engine, Upsampled(mode).double(), *batch(), FlatClip(.05))
+
+
+KINDS = {
+    "stride 2": dict(kernel_size=2, stride=2),
+    "overlapping": dict(kernel_size=3, stride=2, padding=1, output_padding=1),
+    "dilated": dict(kernel_size=3, padding=1, dilation=2),
+    "grouped": dict(kernel_size=(3, 2), stride=(1, 2), groups=2, bias=False),
+    "one pixel": dict(kernel_size=1),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES, **name_of)
+@pytest.mark.parametrize("kind", KINDS)
+def test_transposed_convolutions_are_exact(engine, kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(),
+                          nn.ConvTranspose2d(4, 6, **KINDS[kind])).double()
+    x = torch.randn(3, 1, 5, 6).double()
+    y = torch.randint(6, (3, *model(x).shape[2:]))
+    assert_exact(engine, model, x, y, FlatClip(.05))
+    model[0].requires_grad_(False)
+    assert_exact(engine, model, x, y, FlatClip(.05))
+
+
+def test_a_shared_transposed_convolution_counts_once():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.ConvTranspose2d(3, 3, 2, 2)
+
+        def forward(self, x):
+            return self.up(self.up(x.expand(-1, 3, -1, -1)))
+    model = Twice().double()
+    x, y = torch.randn(3, 1, 4, 4).double(), torch.randint(3, (3, 16, 16))
+    for engine in ENGINES:
+        assert_exact(engine, model, x, y, FlatClip(.05))
+
+
+# ---- scans
+
+@pytest.fixture
+def copy_of_oct(tmp_path, monkeypatch):
+    "A made-up set in the layout of the real one, with its own checksum."
+    generator = np.random.default_rng(0)
+    for folder, suffix in (("images", "webp"), ("masks", "png")):
+        (tmp_path/"OCTLayers"/folder).mkdir(parents=True)
+        for name in data_module._OCT_NAMES:
+            pixels = generator.integers(0, 9, (224, 543), dtype=np.uint8)
+            if folder == "images":
+                pixels = np.repeat(pixels[..., None], 3, 2)
+            options = {"lossless": True, "method": 0} if suffix == "webp" else {}
+            Image.fromarray(pixels).save(tmp_path/"OCTLayers"/folder/f"{name}.{suffix}", **options)
+    with pytest.raises(DataError, match="together have MD5") as error:
+        load("oct", root=tmp_path)
+    monkeypatch.setattr(data_module, "_OCT_MD5", str(error.value).split("MD5 ")[1][:32])
+    return tmp_path
+
+
+def test_scans_are_cropped_in_the_middle(copy_of_oct):
+    scans = load("oct", root=copy_of_oct)
+    with Image.open(copy_of_oct/"OCTLayers/masks/Subject1_02.png") as image:
+        mask = np.asarray(image)
+    assert len(scans) == 90 and np.array_equal(scans.train_y[1], mask[:, 15:527])
+    assert np.array_equal(scans.train_x[89, 0].shape, (224, 512))
+    x, y = scans.rows(torch.tensor([3]))
+    assert x.dtype == torch.uint8 and y.dtype == torch.int64
+
+
+def test_a_missing_and_a_damaged_scan_are_named(copy_of_oct):
+    victim = copy_of_oct/"OCTLayers/images/Subject5_07.webp"
+    victim.write_bytes(victim.read_bytes()[:50])
+    with pytest.raises(DataError, match="Subject5_07.webp"):
+        load("oct", root=copy_of_oct)
+    victim.unlink()
+    with pytest.raises(FileNotFoundError, match="1 of 180 files are missing.*Subject5_07.*copy"):
+        load("oct", root=copy_of_oct)
+
+
+def test_nobody_is_on_both_sides():
+    marks = torch.arange(9).repeat_interleave(2)
+    x = marks.to(torch.uint8)[:, None, None, None].expand(-1, 1, 16, 16).contiguous()
+    data = by_person(Examples(x, x[:, 0].long()), marks, [3, 4])
+    assert set(data.test_x.flatten().tolist()) == {3, 4}
+    assert set(data.train_x.flatten().tolist()) == set(range(9)) - {3, 4}
+
+
+def test_narrow_averages_and_keeps_a_column():
+    x, y = phantoms(2, torch.Generator().manual_seed(0), h=32, w=64)
+    small = narrow(Examples(x, y), 8)
+    assert torch.equal(small.train_y, y[:, :, 4::8])
+    want = x.double().view(2, 1, 32, 8, 8).mean(4)
+    torch.testing.assert_close(small.train_x.double(), want, rtol=0, atol=.51)
+
+
+def test_dice_by_hand():
+    truth = torch.tensor([[[0, 1], [1, 1], [2, 2]]])
+    said = torch.tensor([[[0, 0], [1, 1], [2, 1]]])
+    assert dice(said, truth, 4).tolist() == pytest.approx([2/3, 4/6, 2/3, 1.])
+    assert boundary_error(said, truth, 3).tolist() == pytest.approx([.5, .5])
+
+
+def test_phantoms_have_layers_in_order_that_vary():
+    edges = boundaries(50, 224, 64, torch.Generator().manual_seed(0))
+    assert (edges.diff(dim=1) >= 0).all() and edges.min() > 0 and edges.max() < 224
+    assert edges.mean((1, 2)).std() > 10  # rows
+    x, y = phantoms(50, torch.Generator().manual_seed(0))
+    assert (y.diff(dim=1) >= 0).all()
+    brightness = torch.stack([x[:, 0][y == c].float().mean() for c in range(9)])
+    assert brightness[0] < brightness[1:8].min() and brightness[5] < brightness[[4, 6]].min()
+
+
+def test_evaluation_is_the_same_in_chunks():
+    model, (x, _) = net(), batch(5)
+    assert torch.equal(segment(model, x, 2), segment(model, x, 5))
+
+
+# ---- the recipe
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    "The recipe on phantoms of nine people, two scans each."
+    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
+    monkeypatch.setattr(segmentation, "SIZES", dict(base=4, rows=32, columns=16, per_person=2))
+    x, y = phantoms(18, torch.Generator().manual_seed(0), 32, 16)
+    monkeypatch.setattr(segmentation, "scans", lambda: Examples(x, y, name="phantoms"))
+    monkeypatch.setattr(segmentation, "PHANTOM_STEPS", 4)
+    monkeypatch.setattr(segmentation, "PLAIN", dict.fromkeys(segmentation.PLAIN, 1))
+    monkeypatch.setattr(segmentation, "HELD", {0: (2, 3)})
+    rates = {("head", 8.): [(4., 1)], ("norms", 200.): [(1., 1)],
+             ("patients", 8.): [(1., 1)]}
+    monkeypatch.setattr(segmentation, "RATES", rates)  # each trainer proves a U-Net: seconds
+    return tmp_path/"sweep-segmentation.jsonl"
+
+
+def test_every_part_of_the_recipe_runs_and_is_not_repeated(small):
+    for part in ("pretrain", "guesses", "head", "patients", "norms", "all",
+                 "scratch"):
+        assert harness.work(segmentation, part, small, say=lambda *words: None)
+    rows = harness.rows_of(segmentation, small)
+    assert len(rows) == len(small.read_text().splitlines())/2
+    private = [row for row in rows if row["target_eps"]]
+    assert all(row["eps"] <= row["target_eps"] and row["q"] == 1 for row in private)
+    assert {row["n"] for row in private if row["stage"] == "final"} == {14, 7}
+    assert {row["n"] for row in private if row["stage"] == "tune"} == {12, 6}
+    assert all(len(row["dice"]) == 9 and len(row["boundary"]) == 8 for row in rows)
+    before = small.read_text()
+    assert harness.work(segmentation, "everything", small, say=lambda *words: None)
+    assert small.read_text() == before
+
+
+def test_person_one_chooses_and_is_never_tested_on():
+    tested = [person for held in segmentation.HELD.values() for person in held]
+    assert sorted(tested) == sorted(set(OCT_SUBJECTS) - {1}) and len(tested) == 8
+
+
+def test_pretraining_goes_on_where_it_was_stopped(small, tmp_path):
+    cell = segmentation.cell_of("pretrain", "phantoms")
+    stopped = tmp_path/"stopped.pt"
+    segmentation.phantom_batch, usual = limited(segmentation.phantom_batch, 3), \
+        segmentation.phantom_batch
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            segmentation.pretrain(cell, steps=200, path=stopped)
+    finally:
+        segmentation.phantom_batch = usual
+    assert not stopped.exists()  # nothing before the hundredth step
+    whole = segmentation.pretrain(cell, steps=3, path=tmp_path/"whole.pt")
+    state = torch.load(tmp_path/"whole.pt", weights_only=True)
+    assert state["t"] == 3 and json.dumps(whole)
+    again = segmentation.pretrain(cell, steps=3, path=tmp_path/"whole.pt")
+    assert again[0][1]["dice"] == whole[0][1]["dice"]
+
+
+def limited(make, most):
+    "A source that is interrupted."
+    def batch(t, *rest):
+        if t >= most:
+            raise KeyboardInterrupt
+        return make(t, *rest)
+    return batch

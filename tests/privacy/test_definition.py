@@ -1,0 +1,347 @@
+"Notebook 01: the definition's formulas against independent oracles, and what bad input gets."
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from dp_course.privacy import (
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mechanism,
+    gaussian_sigma,
+    gaussian_tpr,
+    hockey_stick,
+    laplace_mechanism,
+    max_tpr,
+    randomized_response,
+    randomized_response_mean,
+)
+
+SIGMAS = [.05, .1, .3, .7, .999, 1., 1.001, 1.5, 4, 20, 300, 1e4]
+
+
+def exact(eps, sigma):
+    "Balle & Wang's formula with 400 digits, enough for any cancellation below."
+    with mpmath.workdps(400):
+        eps, sigma = mpmath.mpf(float(eps)), mpmath.mpf(float(sigma))
+        there = mpmath.ncdf(.5/sigma - eps*sigma)
+        return there - mpmath.exp(eps)*mpmath.ncdf(-.5/sigma - eps*sigma)
+
+
+def gen(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normals(x, sigma=1.):
+    "Densities of N(0, sigma^2) and N(1, sigma^2) at x."
+    means = torch.tensor([[0.], [1.]], dtype=torch.float64)
+    return torch.distributions.Normal(means, sigma).log_prob(x).exp()
+
+
+# gaussian_delta, gaussian_epsilon, gaussian_sigma
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_delta_is_exact_and_never_too_small(sigma):
+    "From delta = 1 down to 1e-300, at eps from 0 to 1200: relative error in [0, 2e-12]."
+    # u = eps*sigma - 1/(2 sigma): how deep in the tail
+    for u in (-9.9, -3, -.2, 0, .1, 1, 4, 9, 20, 30, 36):
+        eps = max(0., (u + .5/sigma)/sigma)
+        truth = exact(eps, sigma)
+        assert 0 <= mpmath.mpf(gaussian_delta(eps, sigma))/truth - 1 < 2e-12, (eps, sigma)
+
+
+def test_delta_does_not_overflow_or_go_below_zero():
+    for eps in (710., 1e3, 1e5, 1e9, math.inf):
+        for sigma in SIGMAS:
+            d = gaussian_delta(eps, sigma)
+            assert 0 <= d <= 1 and abs(mpmath.mpf(d) - exact(min(eps, 1e12), sigma)) < 1e-12
+    assert gaussian_delta(0, 1e-3) == 1 and gaussian_delta(1e300, 1e300) == 0
+
+
+@pytest.mark.parametrize("sigma", [.3, 1., 3.])
+@pytest.mark.parametrize("eps", [0., .5, 3.])
+def test_delta_is_the_hockey_stick_of_two_normals(eps, sigma):
+    "Two other roads: adaptive quadrature, and the hockey-stick on a grid in both directions."
+    def excess(x):
+        p, q = stats.norm.pdf(x, 1, sigma), stats.norm.pdf(x, 0, sigma)
+        return max(0., p - math.exp(eps)*q)
+    start = .5 + eps*sigma**2  # below it the integrand is zero
+    end = start + 40*sigma
+    area = integrate.quad(excess, start, end, points=[1.], epsabs=1e-13, limit=200)[0]
+    assert abs(gaussian_delta(eps, sigma) - area) < 1e-10
+    x = torch.linspace(-12*sigma, 1 + 12*sigma, 200_001, dtype=torch.float64)
+    p, q = normals(x, sigma)
+    for a, b in ((p, q), (q, p)):
+        assert abs(hockey_stick(a, b, eps, dx=x[1] - x[0]) - area) < 1e-8
+
+
+DELTAS = [1e-300, 1e-50, 1e-12, 1e-5, .01, .4, .9]
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_epsilon_never_under_reports_and_is_tight(sigma):
+    for delta in DELTAS:
+        eps = gaussian_epsilon(delta, sigma)
+        assert exact(eps, sigma) <= delta
+        assert eps == 0 or exact(eps*(1 - 1e-8) - 1e-12, sigma) > delta
+
+
+@pytest.mark.parametrize("eps", [0., 1e-6, .1, 1., 3., 30., 1e3, 1e6])
+def test_sigma_never_overspends_and_is_tight(eps):
+    for delta in [1e-100, *DELTAS[2:]]:
+        sigma = gaussian_sigma(eps, delta)
+        assert exact(eps, sigma) <= delta < exact(eps, sigma*(1 - 1e-8))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0, 50), st.floats(-14, -.5), st.floats(-1.3, 4))
+def test_round_trips_and_monotone(eps, log_delta, log_sigma):
+    delta, sigma = 10**log_delta, 10**log_sigma
+    s = gaussian_sigma(eps, delta)
+    assert gaussian_epsilon(delta, s) <= eps + 1e-12 and gaussian_delta(eps, s) <= delta*(1 + 1e-12)
+    assert gaussian_delta(eps + .1, sigma) <= gaussian_delta(eps, sigma)
+    assert gaussian_delta(eps, sigma*1.1) <= gaussian_delta(eps, sigma)
+
+
+def test_against_dp_accounting():
+    dp = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    for sigma in (.5, 1., 2.87, 20.):
+        for delta in (1e-3, 1e-5, 1e-9):
+            eps = gaussian_epsilon(delta, sigma)
+            assert abs(eps - dp.get_epsilon_gaussian(sigma, delta)) < 1e-6*max(1, eps)
+            if eps:
+                theirs = dp.get_sigma_gaussian(eps, delta)
+                assert abs(gaussian_sigma(eps, delta)/theirs - 1) < 1e-6
+        grid = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4)
+        for eps in (.1, 1., 3.):  # multiples of its grid, where it is exact
+            ours, theirs = gaussian_delta(eps, sigma), grid.get_delta_for_epsilon(eps)
+            assert abs(ours - theirs) < 1e-11*ours + 1e-20
+
+
+# hockey_stick
+
+def test_hockey_stick_is_the_best_event_by_brute_force():
+    "max over all 2^n events of P(S) - e^eps Q(S), no formula involved."
+    rng = np.random.default_rng(0)
+    events = (np.arange(2**8)[:, None] >> np.arange(8)) & 1
+    for eps in (0., .3, 1.1, 4.):
+        p, q = rng.dirichlet(np.ones(8)*.5, 2)
+        near = (events @ p - math.exp(eps)*(events @ q)).max()
+        assert abs(hockey_stick(p, q, eps) - near) < 1e-14
+
+
+def test_hockey_stick_corner_cases():
+    p = [.5, .5, 0.]
+    assert hockey_stick(p, p, 0) == 0
+    assert hockey_stick(p, [0., .5, .5], math.inf) == .5 and hockey_stick(p, [0, 0, 1], 1e4) == 1
+    assert hockey_stick(torch.tensor(p), torch.tensor([0., .5, .5]), 800.) == .5
+    eps = 1.1  # not a float32: an eps cut to single precision would show
+    lie = 1/(1 + math.exp(eps))
+    assert hockey_stick([1 - lie, lie], [lie, 1 - lie], eps) < 1e-15
+
+
+def test_hockey_stick_counts_the_mass_that_the_grid_missed():
+    "A grid that is cut off may only report more than the truth."
+    for right in (5., 6., 8.):
+        x = torch.linspace(-8, right, 100_001, dtype=torch.float64)
+        p, q = normals(x)
+        found = hockey_stick(q, p, 3., dx=x[1] - x[0])
+        assert found >= gaussian_delta(3., 1.) - 1e-9  # the kink inside one cell
+
+
+def test_hockey_stick_weighs_cells_of_unequal_width():
+    right = torch.logspace(-2, 1, 4000, dtype=torch.float64)
+    edges = torch.cat([-right.flip(0), right])
+    x, dx = (edges[1:] + edges[:-1])/2, edges.diff()
+    p, q = normals(x)
+    assert abs(hockey_stick(p, q, 1., dx=dx) - gaussian_delta(1., 1.)) < 1e-4
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 12), st.floats(0, 4), st.integers(0, 10**6))
+def test_post_processing_never_grows(n, m, eps, seed):
+    rng = np.random.default_rng(seed)
+    p, q = rng.dirichlet(np.full(n, .3), 2)
+    kernel = rng.dirichlet(np.full(m, .3), n)  # row: where one output goes
+    assert hockey_stick(p @ kernel, q @ kernel, eps) <= hockey_stick(p, q, eps) + 1e-12
+
+
+# mechanisms
+
+BITS = [torch.tensor([True, False, True]), torch.tensor([1, 0, 1]), torch.tensor([1., 0., 1.]),
+        [1, 0, 1]]
+
+
+@pytest.mark.parametrize("x", BITS)
+def test_randomized_response_keeps_kind_and_shape(x):
+    y = randomized_response(x, 1., gen())
+    assert y.shape == (3,) and y.dtype == (x.dtype if isinstance(x, torch.Tensor) else torch.int64)
+    assert set(y.double().tolist()) <= {0., 1.}
+
+
+@pytest.mark.parametrize("eps", [0., .5, 3.])
+def test_randomized_response_lies_as_often_as_it_should(eps):
+    "False alarm: 3 x 2 exact binomial tests at 1e-7 each."
+    for bit in (0, 1):
+        lies = (randomized_response(torch.full((200_000,), bit), eps, gen(bit)) != bit).sum().item()
+        assert stats.binomtest(lies, 200_000, 1/(1 + math.exp(eps))).pvalue > 1e-7
+
+
+def test_randomized_response_mean_is_unbiased():
+    "Exact: the expectation over answers, no sampling. And one draw within 5 standard errors."
+    for eps in (.1, 1., 5.):
+        lie = 1/(1 + math.exp(eps))
+        for share in (0., .3, 1.):
+            expected = share*(1 - lie) + (1 - share)*lie
+            assert abs(randomized_response_mean([expected], eps) - share) < 1e-12
+    x = torch.arange(100_000) % 10 == 0
+    error = randomized_response_mean(randomized_response(x, 1., gen()), 1.) - .1
+    assert abs(error) < 5*math.sqrt(.25/100_000)/(1 - 2/(1 + math.e))
+
+
+@pytest.mark.parametrize("mechanism, law", [(laplace_mechanism, stats.laplace(5, 3/.7)),
+                                            (gaussian_mechanism, stats.norm(5, 3*.7))])
+def test_noise_has_the_law_it_should(mechanism, law):
+    "Shape by Kolmogorov-Smirnov, size by the mean of |noise|: false alarm 1e-7 each; 2 % is seen."
+    n = 200_000
+    y = mechanism(torch.full((n,), 5, dtype=torch.int64), 3., .7, gen(1))
+    assert y.dtype == torch.float64 and stats.kstest(y.numpy(), law.cdf).pvalue > 1e-7
+    size = law.expect(lambda v: abs(v - 5))
+    limit = 5.4*math.sqrt((law.var() - size**2)/n)
+    assert abs((y - 5).abs().mean() - size) < limit
+    assert abs(.98*(y - 5).abs().mean() - size) > limit  # the test can fail
+
+
+@pytest.mark.parametrize("mechanism", [laplace_mechanism, gaussian_mechanism])
+def test_mechanisms_keep_shape_and_input(mechanism):
+    x = torch.zeros(2, 3)
+    y = mechanism(x, 1., 1., gen())
+    assert y.shape == (2, 3) and y.dtype == torch.float32
+    assert (x == 0).all() and y.unique().numel() == 6
+    assert mechanism(3, 1., 1., gen()).shape == () and torch.equal(y, mechanism(x, 1., 1., gen()))
+    for x in (np.ones(4), torch.zeros(0), [[1, 2]]):
+        assert mechanism(x, 1., 1., gen()).shape == np.shape(x)
+
+
+# attacks
+
+def test_max_tpr_is_reached_by_randomized_response_and_never_by_gaussian():
+    fpr = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    for eps in (.1, 1., 3.):
+        lie = 1/(1 + math.exp(eps))
+        assert abs(max_tpr(lie, eps) - (1 - lie)) < 1e-15
+        assert abs((max_tpr(fpr, eps) - fpr).max() - math.tanh(eps/2)) < 1e-3
+        for sigma in (.5, 1., 5.):  # for every eps the bound holds, at some fpr it is tight
+            bound = max_tpr(fpr, eps, gaussian_delta(eps, sigma))
+            curve = gaussian_tpr(fpr, sigma)
+            assert (curve <= bound + 1e-12).all() and (bound - curve).min() < 1e-4
+    assert max_tpr(.2, 1e4) == 1 and max_tpr(0., 1e4) == 0
+    assert max_tpr(0., 1., .1) == pytest.approx(.1)
+    assert gaussian_tpr(fpr, 1.)[[0, -1]].tolist() == [0., 1.]
+
+
+@pytest.mark.parametrize("mechanism", [laplace_mechanism, gaussian_mechanism])
+@pytest.mark.parametrize("halved", [False, True])
+def test_attack_respects_the_bound_and_catches_halved_noise(mechanism, halved):
+    "Clopper-Pearson at 5e-8 on each of two rates: a correct mechanism alarms once in 1e7 runs."
+    n, sensitivity, level = 100_000, 1., 1.
+    if halved:
+        sensitivity /= 2
+    worlds = [torch.full((n,), m).double() for m in (0, 1)]
+    answers = [mechanism(world, sensitivity, level, gen(7 + m)) for m, world in enumerate(worlds)]
+    best = max_tpr if mechanism is laplace_mechanism else gaussian_tpr
+    false, hits = ((z > .5).sum().item() for z in answers)
+    tpr_low = stats.beta.ppf(5e-8, hits, n - hits + 1)
+    fpr_high = stats.beta.ppf(1 - 5e-8, false + 1, n - false)
+    assert (tpr_low > best(fpr_high, level)) == halved
+
+
+# errors: the rule, the value
+
+BAD_SCALE = {
+    "delta": lambda bad: gaussian_delta(1., bad),
+    "epsilon": lambda bad: gaussian_epsilon(1e-5, bad),
+    "tpr": lambda bad: gaussian_tpr(.1, bad),
+    "laplace sensitivity": lambda bad: laplace_mechanism(0., bad, 1., gen()),
+    "laplace eps": lambda bad: laplace_mechanism(0., 1., bad, gen()),
+    "gaussian sensitivity": lambda bad: gaussian_mechanism(0., bad, 1., gen()),
+    "gaussian sigma": lambda bad: gaussian_mechanism(0., 1., bad, gen()),
+    "mean": lambda bad: randomized_response_mean([1], bad),
+}
+BAD_EPS = {
+    "delta": lambda bad: gaussian_delta(bad, 1.),
+    "sigma": lambda bad: gaussian_sigma(bad, 1e-5),
+    "tpr": lambda bad: max_tpr(.1, bad),
+    "hockey-stick": lambda bad: hockey_stick([1.], [1.], bad),
+    "coins": lambda bad: randomized_response([1], bad, gen()),
+}
+BAD_DELTA = {
+    "sigma": lambda bad: gaussian_sigma(1., bad),
+    "epsilon": lambda bad: gaussian_epsilon(bad, 1.),
+}
+
+
+@pytest.mark.parametrize("bad", [0, -1., math.nan, math.inf])
+@pytest.mark.parametrize("call", BAD_SCALE)
+def test_bad_scales(call, bad):
+    with pytest.raises(ValueError, match="finite number > 0"):
+        BAD_SCALE[call](bad)
+
+
+@pytest.mark.parametrize("bad", [-1e-9, -3, math.nan])
+@pytest.mark.parametrize("call", BAD_EPS)
+def test_bad_eps(call, bad):
+    with pytest.raises(ValueError, match="no privacy level"):
+        BAD_EPS[call](bad)
+
+
+def test_no_noise_is_no_privacy():
+    with pytest.raises(ValueError, match="no privacy at all"):
+        gaussian_sigma(math.inf, 1e-5)
+
+
+@pytest.mark.parametrize("bad", [0, 1, -.1, 2., math.nan])
+@pytest.mark.parametrize("call", BAD_DELTA)
+def test_bad_delta(call, bad):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        BAD_DELTA[call](bad)
+
+
+@pytest.mark.parametrize("mechanism", [laplace_mechanism, gaussian_mechanism])
+@pytest.mark.parametrize("x", [math.nan, [1., math.inf], torch.tensor([math.nan])])
+def test_values_that_no_noise_hides(x, mechanism):
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        mechanism(x, 1., 1., gen())
+
+
+@pytest.mark.parametrize("x", [[0, 2], [.5], [math.nan]])
+def test_what_is_no_bit(x):
+    with pytest.raises(ValueError, match="bits"):
+        randomized_response(x, 1., gen())
+
+
+BAD_DISTRIBUTIONS = {
+    "same outputs": ([1.], [.5, .5]),
+    "p has negative": ([1.5, -.5], [.5, .5]),
+    "q has negative": ([.5, .5], [math.nan, .5]),
+    "not 1": ([.5, .5], [1., 1.]),
+}
+
+
+@pytest.mark.parametrize("words", BAD_DISTRIBUTIONS)
+def test_what_is_no_distribution(words):
+    with pytest.raises(ValueError, match=words):
+        hockey_stick(*BAD_DISTRIBUTIONS[words], 1.)
+
+
+def test_bad_rates():
+    with pytest.raises(ValueError, match="no rate"):
+        max_tpr(1.2, 1.)
+    with pytest.raises(ValueError, match="delta"):
+        max_tpr(.2, 1., 1.)

@@ -1,0 +1,501 @@
+"A run that is killed goes on to the bit, and a file is all there or not there."
+import errno
+import os
+import pickle
+import resource
+import select
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from toys import Plan, same, trainer
+
+from dp_course.gradients import FlatClip
+from dp_course.privacy import PrivacyPlan, RDPAccountant, step_generator
+from dp_course.training import Journal, load_checked, save_atomic
+
+
+class Average:
+    "An average of the weights, with a state."
+    def __init__(self):
+        self.weights = {}
+
+    def __call__(self, run):
+        for n, p in run.params.items():
+            old = self.weights.get(n, p.detach().clone())
+            self.weights[n] = old.lerp(p.detach(), .3)
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, state):
+        self.weights = dict(state)
+
+
+class Learnt(FlatClip):
+    "A threshold with a history."
+    def update(self, norms, generator=None):
+        self.max_norm *= 1 + .1*torch.rand(1, generator=generator).item()
+
+
+def run(seed=7, plan=None, lr=.5):
+    return trainer(plan or Plan(12, 4, 8, .7), seed=seed, clip=Learnt(1.),
+                   optimizer=partial(torch.optim.SGD, lr=lr, momentum=.9),
+                   callbacks=[Average(), lambda run: None])
+
+
+def noise(seed, t):
+    return torch.randn(3, generator=step_generator(seed, "noise", t))
+
+
+def weights_of(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_resumed_run_is_bit_identical(tmp_path):
+    whole = run().fit()
+    first = run().fit(3)
+    first.save(tmp_path/"c")
+    rest = run(lr=99.)
+    torch.manual_seed(123)
+    rest.load(tmp_path/"c")
+    assert rest.t == rest.computed == 3
+    rest.fit()
+    assert same(rest.model, whole.model) and rest.clip == whole.clip
+    assert rest.t == rest.computed == 8
+    for k, v in whole.callbacks[0].weights.items():
+        assert torch.equal(rest.callbacks[0].weights[k], v)
+    assert first.fit().load(tmp_path/"c").computed == 8 and first.t == 3
+    again = first.fit()  # back in time in one process: the same steps, not charged twice
+    assert same(again.model, whole.model) and again.computed == 8
+
+
+def test_secret_seed_survives(tmp_path):
+    a = run(seed=None).fit(3)
+    a.save(tmp_path/"c")
+    b = run(seed=None).load(tmp_path/"c")
+    assert same(a.fit().model, b.fit().model) and b.seed_policy == "secret"
+    assert (tmp_path/"c").stat().st_mode & 0o077 == 0
+
+
+def test_ledger_holds_steps_with_other_randomness(tmp_path):
+    run(seed=7).fit(5).save(tmp_path/"c")
+    other = run(seed=8).load(tmp_path/"c")
+    assert other.t == other.computed == 5
+    with pytest.raises(ValueError, match="not paid"):
+        other.fit(4)
+    assert other.computed == 8 and not same(other.model, run(seed=7).fit().model)
+    run(seed=7).fit(5).save(tmp_path/"c")  # anew
+    mine = run(seed=8).fit(2).load(tmp_path/"c")  # two steps of its own before
+    assert mine.computed == 7 and mine.left() == 1
+    assert mine.accountant.history[0][2] == 7
+    mine.step()
+    with pytest.raises(ValueError, match="step 9"):
+        mine.step()
+    assert run(seed=7).load(tmp_path/"c").computed == 8  # it stands in the file beside
+    mine.save(tmp_path/"d")
+    assert run(seed=8).load(tmp_path/"d").computed == 8
+    assert run(seed=None).load(tmp_path/"d").seed_policy.startswith("reproducible")
+
+
+def test_new_seed_never_repeats_noise_it_has_used(tmp_path):
+    run(seed=7).fit(1).save(tmp_path/"c")
+    a = run(seed=8).fit(2)  # its step 1 had other weights before it
+    used = a.model.weight.grad.clone()
+    a.load(tmp_path/"c").step()
+    fresh = run(seed=8).load(tmp_path/"c").step()
+    assert torch.equal(a.model.weight, fresh.model.weight)  # repeatable
+    assert not torch.equal(noise(a._seed, 1), noise(8, 1))
+    assert not torch.equal(used, a.model.weight.grad)
+    a.save(tmp_path/"d")
+    assert same(run(seed=8).load(tmp_path/"d").fit().model, a.fit().model)
+
+
+class Bomb:
+    went_off = False
+
+    def __reduce__(self):
+        return setattr, (Bomb, "went_off", True)
+
+
+@pytest.mark.parametrize("kind", ["cut", "text", "empty", "pickle", "other"])
+def test_bad_checkpoint_is_named_and_the_one_before_loads(tmp_path, kind):
+    path, first = tmp_path/"run.checkpoint", run().fit(2)
+    first.save(path)
+    first.step().save(path)
+    raw = path.read_bytes()
+    broken = {"cut": raw[:len(raw)*2//3], "text": b"hello", "empty": b"",
+              "pickle": pickle.dumps(Bomb(), 2)}
+    if kind == "other":
+        torch.save({"weights": torch.zeros(2)}, path)
+    else:
+        path.write_bytes(broken[kind])
+    fresh = run()
+    before = weights_of(fresh.model)
+    message = "run.checkpoint .*the one before it is .*run.checkpoint.prev"
+    with pytest.raises(ValueError, match=message):
+        fresh.load(path)
+    assert fresh.t == 0 and unchanged(fresh.model, before)
+    assert fresh.load(f"{path}.prev").t == 2 and not Bomb.went_off
+    with pytest.raises(FileNotFoundError, match="there is no"):
+        fresh.load(tmp_path/"nothing")
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace", "link"])
+def test_crash_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch, where):
+    path, first = tmp_path/"c", run().fit(2)
+    first.save(path)
+    first.step()
+
+    def crash(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, where, crash)
+    with pytest.raises(KeyboardInterrupt):
+        first.save(path)
+    monkeypatch.undo()
+    assert run().load(path).t == 2
+    first.save(path)
+    assert run().load(path).t == 3
+
+
+def test_disk_without_hard_links_still_keeps_two(tmp_path, monkeypatch):
+    def no_links(*args):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", no_links)
+    for v in range(3):
+        save_atomic({"kind": "x", "v": v}, tmp_path/"c")
+    assert load_checked(tmp_path/"c", "x")["v"] == 2
+    assert load_checked(tmp_path/"c.prev", "x")["v"] == 1
+
+
+def test_state_that_would_not_load_is_not_written(tmp_path):
+    save_atomic({"kind": "x", "v": 1}, tmp_path/"c")
+    with pytest.raises(ValueError, match="not written"):
+        save_atomic({"kind": "x", "v": Bomb()}, tmp_path/"c")
+    assert load_checked(tmp_path/"c", "x")["v"] == 1 and not Bomb.went_off
+    with pytest.raises(ValueError, match="not a y"):
+        load_checked(tmp_path/"c", "y")
+
+
+def test_checkpoint_of_another_plan_is_refused(tmp_path):
+    run().fit(2).save(tmp_path/"c")
+    others = {r"plan.steps: 8 there, 9 here": Plan(12, 4, 9, .7),
+              "plan.batch_size: 4 there, 6 here": Plan(12, 6, 8, .7),
+              "plan.sigma: 0.7 there, 0.8 here": Plan(12, 4, 8, .8)}
+    for words, plan in others.items():
+        fresh = run(plan=plan)
+        with pytest.raises(ValueError, match=words):
+            fresh.load(tmp_path/"c")
+        assert fresh.t == 0
+    with pytest.raises(ValueError, match="parts"):
+        trainer(Plan(12, 4, 8, .7), clip=Learnt(1.)).load(tmp_path/"c")
+
+
+def test_release_holds_weights_and_statement_only(tmp_path):
+    plan = PrivacyPlan(n=12, batch_size=4, steps=5, eps=3., delta=1e-5, accountant=RDPAccountant)
+    secret = trainer(plan, seed=None).fit(2)
+    secret.release(tmp_path/"r")
+    got = torch.load(tmp_path/"r", weights_only=True)
+    assert set(got) == {"kind", "weights", "statement"}
+    assert torch.equal(got["weights"]["weight"], secret.model.weight)
+    assert "by 2 of 5 steps" in got["statement"]
+    assert secret._seed.encode() not in (tmp_path/"r").read_bytes()
+    average = Average()
+    averaged = trainer(plan, callbacks=[average]).fit(3)
+    averaged.release(tmp_path/"r")
+    got = torch.load(tmp_path/"r", weights_only=True)["weights"]
+    assert torch.equal(got["weight"], average.weights["weight"])
+    assert not torch.equal(got["weight"], averaged.model.weight)
+
+
+# --- wrong bits, full disks
+
+
+def flip(path, raw, bit):
+    "Write a copy with one wrong bit."
+    copy = bytearray(raw)
+    copy[bit//8] ^= 1 << bit % 8
+    path.write_bytes(copy)
+
+
+def some_bits(raw, count, seed=0):
+    "Random positions, and every bit of the last 75 bytes, where the checksum stands."
+    g = torch.Generator().manual_seed(seed)
+    bits = torch.randint(8*len(raw), (count,), generator=g).tolist()
+    return [*bits, *range(8*(len(raw) - 75), 8*len(raw))]
+
+
+def test_every_wrong_bit_of_a_checkpoint_is_refused_by_name(tmp_path):
+    path, first = tmp_path/"run.checkpoint", run().fit(2)
+    first.save(path)
+    first.step().save(path)
+    raw = path.read_bytes()
+    for bit in some_bits(raw, 300):
+        flip(path, raw, bit)
+        with pytest.raises(ValueError, match="run.checkpoint .*the one before it is"):
+            load_checked(path, "dp_course checkpoint 2")
+    assert run().load(f"{path}.prev").t == 2
+    path.write_bytes(raw)
+    assert run().load(path).t == 3
+
+
+def test_file_without_checksum_is_refused_in_one_line(tmp_path):
+    torch.save({"kind": "x", "v": 1}, tmp_path/"c")  # what an older version wrote
+    with pytest.raises(ValueError, match="of a version without checksums") as said:
+        load_checked(tmp_path/"c", "x")
+    assert len(str(said.value).splitlines()) == 1
+
+
+def in_child(work, *args):
+    "Run `work` in a forked process; returns it, and the file to which it may say something."
+    out, into = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(into)
+        return child, open(out)
+    try:
+        os.close(out)
+        with open(into, "w") as say:
+            work(say, *args)
+    finally:
+        os._exit(0)
+
+
+def on_a_full_disk(size, work, *args):
+    "What a process says that may write no file longer than `size` bytes."
+    def limited(say):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        try:
+            work(*args)
+        except OSError as error:
+            say.write(str(error))
+
+    child, said = in_child(limited)
+    text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_full_disk_is_one_error_and_the_last_checkpoint_is_good(tmp_path):
+    path = tmp_path/"run.checkpoint"
+    save_atomic({"kind": "x", "v": 1}, path)
+    said = on_a_full_disk(20_000, save_atomic, {"kind": "x", "v": torch.zeros(10_000)}, path)
+    assert "run.checkpoint" in said and len(said.splitlines()) == 1
+    assert load_checked(path, "x")["v"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["run.checkpoint"]  # no half file, no .prev
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_read_only_folder_is_one_error(tmp_path, monkeypatch, code):
+    path = tmp_path/"c"
+    save_atomic({"kind": "x", "v": 1}, path)
+    Journal.start(path, ["step 0"])
+    real = os.open
+
+    def refuse(name, flags, *mode):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(code, os.strerror(code), str(name))
+        return real(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        save_atomic({"kind": "x", "v": 2}, path)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        Journal(path).append("step 1")
+    assert load_checked(path, "x")["v"] == 1 and Journal(path).entries() == ["step 0"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"),
+                                   RuntimeError("torch"), KeyboardInterrupt()])
+def test_failed_save_leaves_nothing_behind(tmp_path, monkeypatch, error):
+    save_atomic({"kind": "x", "v": 1}, tmp_path/"c")
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(torch if isinstance(error, RuntimeError) else os,
+                        "save" if isinstance(error, RuntimeError) else "write", fail)
+    with pytest.raises(type(error)):
+        save_atomic({"kind": "x", "v": 2}, tmp_path/"c")
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+    assert load_checked(tmp_path/"c", "x")["v"] == 1
+
+
+def test_disk_that_gives_back_other_bytes_is_noticed(tmp_path, monkeypatch):
+    save_atomic({"kind": "x", "v": 1}, tmp_path/"c")
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path)[:-1] + b"?")
+    with pytest.raises(OSError, match="gives back something else"):
+        save_atomic({"kind": "x", "v": 2}, tmp_path/"c")
+    monkeypatch.undo()
+    assert load_checked(tmp_path/"c", "x")["v"] == 1
+
+
+# --- the ledger
+
+
+def ledger(folder, *entries):
+    "A journal of a checkpoint that need not be there, and its file."
+    journal = Journal.start(folder/"run", entries)
+    return journal, journal.path
+
+
+def test_journal_keeps_what_was_appended(tmp_path):
+    journal, path = ledger(tmp_path, "step 0 é")
+    assert path == tmp_path/"run.ledger" and path.stat().st_mode & 0o777 == 0o600
+    assert journal.append("step 1") == [] and journal.append("") == []
+    assert Journal(tmp_path/"run").entries() == ["step 0 é", "step 1", ""]
+    assert Journal(tmp_path/"run.prev").entries() == ["step 0 é", "step 1", ""]
+    assert Journal(tmp_path/"run").append("step 2") == ["step 0 é", "step 1", ""]  # never looked
+    with pytest.raises(ValueError, match="one line"):
+        journal.append("two\nlines")
+    assert journal.entries()[-1] == "step 2"
+
+
+def test_torn_last_line_is_dropped_and_cut_off(tmp_path):
+    journal, path = ledger(tmp_path, "step 0", "step 1")
+    whole = path.read_bytes()
+    last = whole.rfind(b"\n", 0, -1) + 1
+    for cut in range(last, len(whole)):  # a kill anywhere in the last line
+        path.write_bytes(whole[:cut])
+        assert Journal(tmp_path/"run").entries() == ["step 0"]
+    assert Journal(tmp_path/"run").append("") == ["step 0"]  # shorter than what it replaces
+    assert Journal(tmp_path/"run").entries() == ["step 0", ""]
+
+
+def test_every_wrong_bit_of_a_ledger_is_refused_by_name(tmp_path):
+    journal, path = ledger(tmp_path, *(f"step {t} {t**7:x}" for t in range(3)))
+    whole = path.read_bytes()
+    for bit in range(8*len(whole)):
+        flip(path, whole, bit)
+        with pytest.raises(ValueError, match="run.ledger"):
+            Journal(tmp_path/"run").append("step 4")
+
+
+def test_lines_that_are_lost_moved_or_foreign_are_refused(tmp_path):
+    journal, path = ledger(tmp_path, "step 0", "step 1", "step 2")
+    head, *lines = path.read_bytes().splitlines(keepends=True)
+    broken = {"lost": [head, lines[0], lines[2]], "moved": [head, lines[1], lines[0], lines[2]],
+              "twice": [head, lines[0], lines[0]], "beheaded": lines, "empty": [],
+              "foreign": [b"hello\n"], "binary": [b"\x80\x02}q\x00.\n"], "cut": [head[:9]]}
+    for pieces in broken.values():
+        path.write_bytes(b"".join(pieces))
+        with pytest.raises(ValueError, match="run.ledger"):
+            Journal(tmp_path/"run").entries()
+
+
+def test_missing_ledger_is_refused_with_the_way_out(tmp_path):
+    for ask in (Journal(tmp_path/"run").entries, partial(Journal(tmp_path/"run").append, "x")):
+        with pytest.raises(FileNotFoundError, match="run.ledger.*together with its .ledger"):
+            ask()
+    assert not list(tmp_path.iterdir())
+
+
+def test_failed_append_is_not_in_the_file(tmp_path, monkeypatch):
+    journal, path = ledger(tmp_path, "step 0")
+    whole, real = path.read_bytes(), os.write
+
+    def half(file, raw):
+        if len(raw) < 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, raw[:5])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(OSError, match="No space left on device.*run.ledger"):
+        journal.append("step 1")
+    monkeypatch.undo()
+    assert path.read_bytes() == whole
+    assert "run.ledger" in on_a_full_disk(len(whole) + 20, journal.append, "step 1, and more")
+    assert path.read_bytes() == whole
+    assert journal.append("step 1") == [] and journal.entries() == ["step 0", "step 1"]
+
+
+def test_failed_start_leaves_the_old_ledger(tmp_path, monkeypatch):
+    journal, path = ledger(tmp_path, "step 0")
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(OSError, match="run.ledger"):
+        Journal.start(tmp_path/"run", ["other"])
+    monkeypatch.undo()
+    assert journal.entries() == ["step 0"] and [*tmp_path.iterdir()] == [path]
+
+
+def test_ledger_that_was_replaced_is_read_from_its_start(tmp_path):
+    journal, path = ledger(tmp_path, "step 0")
+    journal.append("step 1")
+    other = Journal.start(tmp_path/"run", ["step 0", "step 1", "step 7"])
+    assert journal.append("step 2") == ["step 0", "step 1", "step 7"]
+    assert other.append("step 3") == ["step 2"]
+    path.write_bytes(path.read_bytes()[:60])  # shorter than what we know
+    with pytest.raises(ValueError, match="run.ledger"):
+        other.append("step 4")
+
+
+def write_lines(say, path, name):
+    "Append 150 entries, and say what the ledger holds as far as we know."
+    journal = Journal(path)
+    known = journal.entries()
+    for t in range(150):
+        known += journal.append(f"{name} {t}") + [f"{name} {t}"]
+    say.write("\n".join(known))
+
+
+def test_three_writers_at_once_lose_nothing_and_see_each_other(tmp_path):
+    journal, path = ledger(tmp_path)
+    writers = [in_child(write_lines, tmp_path/"run", name) for name in "abc"]
+    seen = [said.read().splitlines() for _, said in writers]
+    for child, _ in writers:
+        os.waitpid(child, 0)
+    entries = journal.entries()
+    assert sorted(entries) == sorted(f"{name} {t}" for name in "abc" for t in range(150))
+    for name, known in zip("abc", seen):
+        mine = [entry for entry in entries if entry.startswith(name)]
+        assert mine == [f"{name} {t}" for t in range(150)]
+        assert known == entries[:len(known)] and known[-1] == f"{name} 149"
+
+
+def hold(say, journal):
+    "Keep a ledger locked until the process is killed."
+    with journal._open(os.O_RDWR):
+        print("locked", file=say, flush=True)
+        signal.pause()
+
+
+def test_killed_writer_lets_go_of_the_ledger(tmp_path):
+    journal, path = ledger(tmp_path, "step 0")
+    holder, said = in_child(hold, journal)
+    said.readline()
+    waits, _ = in_child(lambda say: Journal(tmp_path/"run").append("x"))
+    select.select([], [], [], .5)
+    assert os.waitpid(waits, os.WNOHANG) == (0, 0)  # still waiting
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    os.waitpid(waits, 0)
+    assert journal.entries() == ["step 0", "x"]
+
+
+def test_who_waited_writes_into_the_ledger_that_is_there_now(tmp_path):
+    journal, path = ledger(tmp_path, "step 0")
+    holder, said = in_child(hold, journal)
+    said.readline()
+    waits, _ = in_child(lambda say: journal.append("x"))
+    select.select([], [], [], .3)
+    Journal.start(tmp_path/"other", ["step 0", "step 1"])
+    os.replace(tmp_path/"other.ledger", path)
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    os.waitpid(waits, 0)
+    assert journal.entries() == ["step 0", "step 1", "x"]

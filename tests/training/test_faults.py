@@ -1,0 +1,511 @@
+"What a disk, a kill, a second process or a stranger's file can do to a run, and what it says."
+import errno
+import functools
+import json
+import os
+import pickle
+import random
+import signal
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import warm
+
+from dp_course.basics import progress
+from dp_course.cli import Config, Job, config_of, make_config, parse, plot_record, tidy
+from dp_course.cli import progress as console
+from dp_course.cli.run import main, run
+from dp_course.training import Record, Trainer, read_record, recorded, records
+
+ROOT = Path(__file__).resolve().parents[2]
+MINI = "digits-eps3-fast"
+
+
+def quiet(**asked):
+    "Run a miniature without a word."
+    config = make_config(MINI, **asked.pop("config", {}))
+    return run(Job(config, **asked), say=lambda text: None, show=False)
+
+
+def complaint(capsys, *typed):
+    "The one line with which the command refuses."
+    assert main([*map(str, typed)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("dp-train: ") and err.count("\n") == 1, err
+    return err
+
+
+def weights_of(path):
+    return torch.load(path, weights_only=True)["weights"]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def rows_of(path):
+    "What a record says about its epochs, and at its end, apart from seconds."
+    keys = ("kind", "step", "eps", "eps_pld", "eps_rdp", "test_accuracy", "finished", "lr", "clip")
+    kept = [line for line in read_record(path) if line["kind"] in ("epoch", "end")]
+    return [{key: line.get(key) for key in keys} for line in kept]
+
+
+@pytest.fixture
+def cut_short(tmp_path):
+    "A folder with a run that was stopped after three of its six steps."
+    quiet(out=tmp_path, seed=0, steps=3)
+    record, = tmp_path.glob("*.jsonl")
+    return record
+
+
+# --- files of strangers
+
+
+class Bomb:
+    went_off = False
+
+    def __reduce__(self):
+        return setattr, (Bomb, "went_off", True)
+
+
+BROKEN = {
+    "empty": b"",
+    "text": b"hello\n",
+    "pickle": pickle.dumps(Bomb(), 2),
+    "zip": b"PK\x03\x04" + bytes(200),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_foreign_checkpoint_is_one_line_and_runs_nothing(cut_short, kind, capsys):
+    checkpoint = cut_short.with_suffix(".checkpoint")
+    before = cut_short.read_bytes()
+    checkpoint.write_bytes(BROKEN[kind])
+    said = complaint(capsys, MINI, "--resume", "--out", cut_short.parent)
+    assert checkpoint.name in said and "the one before it is" in said
+    assert not Bomb.went_off and cut_short.read_bytes() == before, "a refused run writes nothing"
+    os.replace(f"{checkpoint}.prev", checkpoint)
+    assert main([MINI, "--resume", "--out", str(cut_short.parent)]) == 0
+
+
+def rewrite(path, *lines):
+    "Write a record by hand, as an older version did: without checksums."
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def changed(line, **values):
+    return {**line, **values}
+
+
+STRANGE = {  # what the first line becomes, and a word that names it
+    "a step of -5": (lambda line: changed(line, step=-5), "step '-5'"),
+    "half a step": (lambda line: changed(line, step=1.5), "step '1.5'"),
+    "a list": (lambda line: changed(line, plan=[3]), "plan '[3]'"),
+    "no preset": (lambda line: {"kind": "start"}, "no preset"),
+    "a list for eps": (lambda line: changed(line, config={**line["config"], "eps": [3]}), "eps"),
+    "an unknown key": (lambda line: changed(line, config={**line["config"], "flux": 1}), "'flux'"),
+    "a name for n": (lambda line: changed(line, plan={**line["plan"], "n": "all"}), "n 'all'"),
+    "no plan": (lambda line: {k: v for k, v in line.items() if k != "config"}, "config"),
+    "no first weights": (lambda line: {k: v for k, v in line.items() if k != "init_seed"},
+                         "init_seed"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_strange_record_is_one_line(cut_short, kind, capsys):
+    change, word = STRANGE[kind]
+    first, *rest = read_record(cut_short)
+    rewrite(cut_short, change(first), *rest)
+    said = complaint(capsys, MINI, "--resume", "--out", cut_short.parent)
+    assert word in said, said
+
+
+@pytest.mark.parametrize("text, word", [
+    ('{"kind": "epoch", "step": NaN}', "NaN"), ('{"kind": "epoch", "eps": Infinity}', "Infinity"),
+    ("["*100_000, "no JSON"), ("\x00\x00\x00", "no JSON"), ('"epoch"', "str"),
+    ('{"kind": "epoch", "step": 1, "test_accuracy": 1.01}', "between 0 and 1"),
+    ('{"kind": "epoch", "step": 1, "test_accuracy": true}', "between 0 and 1"),
+    ('{"kind": "epoch", "step": 1, "eps": -0.5}', "0 or more"),
+    ('{"kind": "end", "finished": 1}', "true or"),
+])
+def test_nonsense_in_a_record_is_named(tmp_path, text, word):
+    path = tmp_path/"a.jsonl"
+    path.write_text('{"kind": "start", "preset": "demo"}\n' + text + "\n")
+    with pytest.raises(ValueError, match="a.jsonl, line 2") as said:
+        read_record(path)
+    assert word in str(said.value) and len(str(said.value)) < 300
+
+
+def flip(raw, bit):
+    copy = bytearray(raw)
+    copy[bit//8] ^= 1 << bit % 8
+    return bytes(copy)
+
+
+def test_wrong_bits_of_a_record_are_refused(cut_short):
+    raw = cut_short.read_bytes()
+    bits = random.Random(0).sample(range(8*len(raw)), 400)
+    for bit in [*bits, *range(8*len(raw) - 80, 8*len(raw))]:
+        cut_short.write_bytes(flip(raw, bit))
+        with pytest.raises(ValueError, match="0.jsonl, ") as said:
+            read_record(cut_short)
+        assert len(str(said.value).splitlines()) == 1
+    with pytest.raises(ValueError, match="last line, is damaged"):
+        Record(cut_short, resume=True)
+
+
+def test_wrong_bits_of_an_older_record_are_refused_or_read_but_never_another_error(cut_short):
+    rewrite(cut_short, *read_record(cut_short))
+    raw = cut_short.read_bytes()
+    for bit in random.Random(0).sample(range(8*len(raw)), 300):
+        cut_short.write_bytes(flip(raw, bit))
+        for read in (plot_record, lambda path: recorded(path.parent),
+                     lambda path: config_of(read_record(path))):
+            try:
+                read(cut_short)
+            except ValueError as error:
+                assert len(str(error).splitlines()) == 1
+        console.plt.close("all")
+
+
+def test_record_of_an_older_version_goes_on(cut_short):
+    rewrite(cut_short, *read_record(cut_short))
+    assert quiet(out=cut_short.parent, resume=True)["finished"]
+    lines = read_record(cut_short)
+    assert lines[-1]["finished"] and not any("check" in line for line in lines)
+    whole = cut_short.read_text()
+    cut_short.write_text('"chick"'.join(whole.rsplit('"check"', 1)))
+    with pytest.raises(ValueError, match="lost its checksum"):
+        read_record(cut_short)
+
+
+def test_foreign_files_in_out_are_left_alone(cut_short, capsys):
+    folder = cut_short.parent
+    for name, raw in {"notes.jsonl": b"[1, 2]\n", "notes.checkpoint": b"hello", "x.txt": b"",
+                      "lonely.checkpoint": b"", "photo.png": b"\x89PNG"}.items():
+        (folder/name).write_bytes(raw)
+    assert main([MINI, "--resume", "--out", str(folder)]) == 0
+    capsys.readouterr()
+    assert (folder/"notes.checkpoint").read_bytes() == b"hello"
+    assert (folder/"lonely.checkpoint").exists()
+    assert "nothing to resume" in complaint(capsys, MINI, "--resume", "--out", folder)
+
+
+def test_record_that_does_not_say_enough_is_no_result(tmp_path):
+    for number, key in enumerate(("plan", "data", "seed", "config")):
+        start = {"kind": "start", "preset": "x", "plan": {}, "data": "d", "seed": 0, "config": {}}
+        del start[key]
+        rewrite(tmp_path/f"{number}.jsonl", start, {"kind": "end", "finished": True})
+    assert recorded(tmp_path) == {}
+    with pytest.raises(ValueError, match="says nothing about plan"):
+        plot_record(tmp_path/"0.jsonl")
+
+
+# --- disks
+
+
+def failing(real, when, code):
+    "A function of `os` that fails on what `when` says yes to."
+    @functools.wraps(real)
+    def function(first, *rest):
+        if when(first, *rest):
+            raise OSError(code, os.strerror(code))
+        return real(first, *rest)
+    return function
+
+
+def test_full_disk_in_the_middle_of_a_run_is_one_line(tmp_path, monkeypatch, capsys):
+    calm = quiet(out=tmp_path/"calm", seed=0)
+    real, done = os.write, []
+
+    def half(file, raw):
+        done.append(len(raw))
+        if sum(done) > 250_000:  # in the second epoch
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, raw[:1000])
+
+    wild = tmp_path/"wild"
+    monkeypatch.setattr(os, "write", half)
+    said = complaint(capsys, MINI, "--seed", 0, "--out", wild)
+    monkeypatch.undo()
+    assert "No space left on device" in said and "digits-eps3-fast-0." in said
+    assert not list(wild.glob("*.tmp"))
+    record, = wild.glob("*.jsonl")
+    assert read_record(record)[-1]["kind"] in ("start", "epoch")
+    end = quiet(out=wild, resume=True)
+    assert same(weights_of(end["paths"]["weights"]), weights_of(calm["paths"]["weights"]))
+    assert rows_of(record) == rows_of(calm["paths"]["record"])
+
+
+def test_disk_that_is_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, capsys):
+    never = failing(os.write, lambda *args: True, errno.ENOSPC)
+    monkeypatch.setattr(os, "write", never)
+    said = complaint(capsys, MINI, "--out", tmp_path/"new")
+    assert "No space left on device" in said
+    assert not list((tmp_path/"new").iterdir())
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_read_only_folder_is_one_line(tmp_path, monkeypatch, capsys, code):
+    def refuse(path, *args, **more):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(records, "open", refuse, raising=False)
+    said = complaint(capsys, MINI, "--out", tmp_path)
+    assert os.strerror(code) in said and str(tmp_path) in said
+    said = complaint(capsys, MINI, "--out", ROOT/"Makefile")  # a file where a folder should be
+    assert "Makefile" in said
+
+
+def test_row_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypatch):
+    record = Record(tmp_path/"a.jsonl")
+    record.write("start", preset="x")
+    before = record.path.read_bytes()
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, raw: real(file, raw[:5]) if len(raw) > 12 else
+                        failing(real, lambda *args: True, errno.ENOSPC)(file, raw))
+    with pytest.raises(OSError, match="a.jsonl"):
+        record.write("epoch", step=1)
+    monkeypatch.undo()
+    assert record.path.read_bytes() == before
+    record.write("epoch", step=1)
+    assert [line["kind"] for line in read_record(record.path)] == ["start", "epoch"]
+
+
+# --- two at once
+
+
+def test_second_process_is_told_and_the_lock_goes_with_the_first(cut_short, capsys):
+    ready, say = os.pipe()
+    holder = os.fork()
+    if not holder:
+        record = Record(cut_short, resume=True)  # kept until the process is killed
+        os.write(say, b"1")
+        signal.pause()
+        record.close()
+    os.read(ready, 1)
+    before = cut_short.read_bytes()
+    try:
+        said = complaint(capsys, MINI, "--resume", "--out", cut_short.parent)
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    assert "being written by another process" in said and cut_short.name in said
+    assert cut_short.read_bytes() == before
+    assert main([MINI, "--resume", "--out", str(cut_short.parent)]) == 0
+    assert read_record(cut_short)[-1]["finished"]
+
+
+def test_record_is_free_again_after_a_run_and_after_a_failure(tmp_path):
+    def fail(text):
+        raise OSError("no screen")
+
+    with pytest.raises(OSError):
+        run(Job(make_config(MINI), out=tmp_path, seed=0), say=fail, show=False)
+    assert not quiet(out=tmp_path, resume=True, steps=3)["finished"]
+    assert quiet(out=tmp_path, resume=True)["finished"]
+
+
+# --- the end of a run
+
+
+def test_secret_left_by_a_kill_after_the_last_line_is_destroyed_at_the_next_start(tmp_path):
+    calm = tmp_path/"calm"
+    end = quiet(out=calm, seed=0)
+    record = end["paths"]["record"]
+    end["paths"]["figure"].unlink()
+    names = [".checkpoint", ".checkpoint.prev", ".checkpoint.tmp", ".checkpoint.ledger"]
+    for name in names:
+        record.with_suffix(name).write_bytes(b"a secret")
+    assert tidy(calm) == [record.with_suffix(".checkpoint")]
+    assert {p.suffix for p in calm.iterdir()} == {".jsonl", ".png", ".pt"}
+    record.with_suffix(".checkpoint.prev").write_bytes(b"a secret")  # killed between two removals
+    quiet(out=calm, seed=1, steps=1)
+    assert not list(calm.glob("*-0.checkpoint*")) and list(calm.glob("*-1.checkpoint"))
+
+
+def test_tidying_leaves_unfinished_and_busy_runs_alone(cut_short):
+    folder = cut_short.parent
+    before = sorted(folder.iterdir())
+    assert tidy(folder) == [] and sorted(folder.iterdir()) == before
+    *lines, end = read_record(cut_short)
+    rewrite(cut_short, *lines, changed(end, finished=True))
+    assert read_record(cut_short)[-1]["finished"]
+    busy = Record(cut_short, resume=True)
+    assert tidy(folder) == [] and cut_short.with_suffix(".checkpoint").exists()
+    busy.close()
+    assert tidy(folder) and not cut_short.with_suffix(".checkpoint").exists()
+    assert tidy(folder/"nowhere") == []
+
+
+def test_why_a_run_ended_is_never_invented(tmp_path, capsys):
+    typed = [MINI, "--out", str(tmp_path), "--seed", "0"]
+    assert main([*typed, "--steps", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "Cut short (--steps) after step 2 of 6" in text and "time limit" not in text
+    assert main([MINI, "--out", str(tmp_path), "--resume"]) == 0
+    text = capsys.readouterr().out
+    assert "time limit" not in text and "Cut short" not in text
+    whys = [line["why"] for line in read_record(*tmp_path.glob("*.jsonl")) if "why" in line]
+    assert whys == ["steps", "steps"]
+
+
+# --- kills
+
+
+def doomed(argv, moment, log):
+    "Run the command, and die at the `moment`-th write, rename, removal or step: half a write done."
+    ticks = [0]
+
+    def tick(name):
+        ticks[0] += 1
+        if ticks[0] == moment:
+            real["write"](log_file, f"{name}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ticks[0] + 1 == moment
+
+    names = ("write", "fsync", "replace", "link", "unlink")
+    real = {name: getattr(os, name) for name in names}
+    log_file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def wrapped(name):
+        def function(*args, **more):
+            if tick(name) and name == "write":  # the next tick is the last one
+                real["write"](args[0], args[1][:len(args[1])//2])
+                tick("half a write")
+            return real[name](*args, **more)
+        return function
+
+    for name in names:
+        setattr(os, name, wrapped(name))
+    step = Trainer._private_step
+
+    def private_step(self):
+        tick(f"before step {self.t}")
+        paid = step(self)
+        tick(f"after step {self.t - 1}")
+        return paid
+
+    Trainer._private_step = private_step
+    if moment is None:
+        main(argv)
+        real["write"](log_file, f"{ticks[0]} ticks\n".encode())
+    else:
+        main(argv)
+
+
+def begin(server, out, moment, log):
+    "Start the run in `out`, or go on with it; returns its exit code."
+    more = ["--resume"] if list(out.glob("*.checkpoint")) else ["--seed", "5"]
+    typed = [MINI, "--ema", ".9", "--views", "2", *more, "--out", str(out)]
+    child = server.Process(target=doomed, args=(typed, moment, str(log)))
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def finished_in(folder):
+    "The finished records in a folder; every file there must be readable."
+    return [path for path in sorted(folder.glob("*.jsonl"))
+            if (read_record(path) or [{}])[-1].get("finished")]
+
+
+def check_survivor(calm, wild):
+    "Compare with a run that nobody touched."
+    record, = finished_in(wild)
+    reference, = finished_in(calm)
+    weights = [path.with_suffix(".release.pt") for path in (record, reference)]
+    assert same(*map(weights_of, weights))
+    assert rows_of(record)[-1] == rows_of(reference)[-1]
+    got, wanted = ([row for row in rows_of(path) if row["kind"] == "epoch"]
+                   for path in (record, reference))
+    assert got == wanted, "every epoch once, with the same numbers"
+    tidy(wild)
+    assert not list(wild.glob(record.stem + ".checkpoint*")), "the secret of a finished run"
+
+
+def survive(tmp_path, kills, seed):
+    "Kill runs at random moments until so many are dead, and compare each with a calm one."
+    rng = random.Random(seed)
+    server = warm.server()
+    calm, log = tmp_path/"calm", tmp_path/"log"
+    assert begin(server, calm, None, log) == 0
+    total = int(log.read_text().split()[0])
+    dead, folder = 0, 0
+    while dead < kills:
+        wild = tmp_path/f"wild{folder}"
+        code = begin(server, wild, rng.randint(1, total), log)
+        dead += code == -signal.SIGKILL
+        if finished_in(wild):
+            check_survivor(calm, wild)
+            folder += 1
+    if not finished_in(wild):
+        begin(server, wild, None, log)
+        check_survivor(calm, wild)
+    return log.read_text().splitlines()
+
+
+def test_kill_at_any_system_call_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums in another order differ in the last bit
+    survive(tmp_path, 4, seed=0)
+
+
+@pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-slow: twenty kills")
+def test_twenty_kills_at_any_system_call_change_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    died_at = survive(tmp_path, 20, seed=1)
+    assert {"write", "half a write"} & set(died_at) and len(set(died_at)) > 4, died_at
+
+
+# --- names, settings, screens
+
+
+def test_what_a_run_was_told_stands_in_its_name_and_its_figure(tmp_path):
+    end = quiet(out=tmp_path, seed=0, steps=1, config=dict(eps=8., lr=.1))
+    assert end["paths"]["record"].name.endswith("-digits-eps3-fast-eps8-lr0.1-0.jsonl")
+    title = plot_record(end["paths"]["record"]).axes[0].get_title(loc="left")
+    assert "eps 8" in title and "lr 0.1" in title
+    assert max(map(len, title.splitlines())) <= 50, "it would run into the next title"
+    assert quiet(out=tmp_path, resume=True)["finished"]  # found by what its record says
+
+
+def test_every_setting_can_be_set(tmp_path):
+    for field in fields(Config):
+        if field.name != "preset":
+            default = getattr(make_config(MINI), field.name)
+            text = ",".join(map(str, default)) if field.type is tuple else str(default)
+            job, = parse([MINI, "--set", f"{field.name}={text}"])
+            assert job.config == make_config(MINI), field.name
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_eps_and_accuracy_are_seen_on_a_narrow_terminal(columns):
+    row = dict(eps=2.9998, test_accuracy=.9417)
+    bar = progress(72, "digits-eps3", show=True)
+    bar.initial = bar.n = 36
+    bar.ncols, bar.dynamic_ncols = columns, None
+    bar.set_postfix_str(console.describe_scores(row), refresh=False)
+    text = str(bar)
+    bar.close()
+    assert "eps 3.000" in text and "94.17%" in text and len(text) <= columns, text
+    assert "50%" in text
+
+
+def test_restored_steps_say_nothing_about_speed(cut_short):
+    screen = console.Bar(None, SimpleNamespace(
+        t=3, plan=SimpleNamespace(steps=6), epsilon=lambda: 2.), "x")
+    assert screen.bar.initial == screen.bar.n == 3
+    screen.close()
+
+
+def test_accuracy_on_private_examples_is_called_nonprivate(tmp_path, capsys):
+    assert main([MINI, "--n-val", "200", "--out", str(tmp_path), "--seed", "0"]) == 0
+    text = capsys.readouterr().out
+    start, *rows, end = read_record(*tmp_path.glob("*.jsonl"))
+    note = "validation accuracy, exact, on 200 held-out private images: outside the guarantee"
+    assert all(row["nonprivate"] == note for row in rows) and end["nonprivate"] == note
+    assert note in end["statement"] and note in text
+    assert "test accuracy" not in text and text.count("nonprivate") >= 3

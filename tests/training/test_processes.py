@@ -1,0 +1,570 @@
+"Several processes share one run: one sample, one sum, one noise, one ledger; nobody waits forever."
+import contextlib
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import warm
+from torch import nn
+
+from dp_course.cli import Job, make_config
+from dp_course.cli.run import main, run
+from dp_course.data import Examples, Views, multiplicity
+from dp_course.gradients import FlatClip, fast_grad_sum, fixed_shape, loop_grad_sum
+from dp_course.privacy import PLDAccountant, PrivacyPlan, poisson_indices, step_generator
+from dp_course.training import (
+    EMA,
+    Peers,
+    ProcessTrainer,
+    Trainer,
+    class_counts,
+    join,
+    read_record,
+    shard,
+)
+
+if sys.platform == "linux":  # a machine without network may not know its own name
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+ROOT = Path(__file__).resolve().parents[2]
+PER_ROW = partial(nn.functional.cross_entropy, reduction="none")
+
+
+# --- real processes that talk through gloo, forked from one that has torch already
+
+
+def _child(rank, world, port, timeout, work, out, args):
+    ranks = dict(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    os.environ.update(ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    peers = join("cpu", timeout)
+    try:
+        result = work(peers, *args)
+    except Exception as e:
+        result = [type(e).__name__, str(e)]
+    torch.save(result, f"{out}/{rank}.pt")
+    with contextlib.suppress(Exception):
+        peers.leave()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def together(world, work, tmp_path, *args, timeout=60., wait=60):
+    "What `work(peers, *args)` gave in each process: None if it died; [name, text] of an error."
+    server = warm.server()
+    out = tmp_path/f"results{time.monotonic_ns()}"
+    out.mkdir()
+    common = (world, free_port(), timeout, work, str(out), args)
+    children = [server.Process(target=_child, args=(rank, *common)) for rank in range(world)]
+    for child in children:
+        child.start()
+    end = time.monotonic() + wait
+    for child in children:
+        child.join(max(.1, end - time.monotonic()))
+    hung = [rank for rank, child in enumerate(children) if child.is_alive()]
+    for child in children:
+        child.kill()
+    assert not hung, f"processes {hung} of {world} were still waiting after {wait} s"
+    paths = [out/f"{rank}.pt" for rank in range(world)]
+    return [torch.load(p, weights_only=False) if p.exists() else None for p in paths]
+
+
+# --- threads that take the place of processes
+
+
+class Threads(Peers):
+    "Peers that are threads: the same methods, without a network."
+    def __init__(self, rank, world, hall):
+        super().__init__(rank, world)
+        self.hall = hall
+
+    def all_gather(self, value):
+        self.hall["box"][self.rank] = value
+        self.hall["barrier"].wait()
+        said = list(self.hall["box"])
+        self.hall["barrier"].wait()
+        return said
+
+    def all_reduce(self, x):
+        return x.copy_(sum(self.all_gather(x.clone())))
+
+    def broadcast(self, value):
+        return self.all_gather(value)[0]
+
+
+def in_threads(world, work):
+    "What `work(peers)` gave in each thread; the first error of a thread is raised here."
+    hall = {"box": [None]*world, "barrier": threading.Barrier(world, timeout=30)}
+    results, errors = [None]*world, []
+
+    def go(rank):
+        try:
+            results[rank] = work(Threads(rank, world, hall))
+        except Exception as error:
+            errors.append(error)
+            hall["barrier"].abort()
+
+    threads = [threading.Thread(target=go, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+# --- a small problem in float64
+
+
+def pictures(n=23, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(n + 8, 1, 5, 5, generator=g, dtype=torch.float64)
+    y = torch.randint(3, (n + 8,), generator=g)
+    return Examples(x[:n], y[:n], x[n:], y[n:], name="made up", classes="abc")
+
+
+def network(width=4):
+    g = torch.Generator().manual_seed(1)
+    layers = nn.Flatten(), nn.Linear(25, width), nn.Tanh(), nn.Linear(width, 3)
+    model = nn.Sequential(*layers).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=g, dtype=p.dtype))
+    return model
+
+
+def a_plan(n=23, batch_size=6., steps=5, **more):
+    return PrivacyPlan(n=n, batch_size=batch_size, steps=steps, eps=3., delta=1e-5, **more)
+
+
+class Generous:
+    "An accountant that charges nothing, so that a plan without noise is accepted."
+    def step(self, q, sigma, steps):
+        return self
+
+    def epsilon(self, delta):
+        return 0.
+
+
+@dataclass(frozen=True)
+class Silent:
+    "What a trainer reads of a plan, without noise, so that sums can be compared."
+    n:int
+    batch_size:float
+    steps:int
+    eps:float = 3.
+    delta:float = 1e-5
+    sigma:float = 1e-15  # next to nothing: far below the tolerances
+    accountant:type = Generous
+    q = property(lambda self: self.batch_size/self.n)
+
+
+class Witness(FlatClip):
+    "A clip that keeps the norms that it is shown, and the randomness that goes with them."
+    def update(self, norms, generator=None):
+        self.seen = getattr(self, "seen", []) + [norms]
+        self.coin = torch.rand(1, generator=generator)
+
+
+def make(peers, data, plan, seed=7, **options):
+    kind = partial(ProcessTrainer, peers=peers) if peers.world > 1 else Trainer
+    sgd = partial(torch.optim.SGD, lr=.5, momentum=.9)
+    made = kind(network(), data, plan, seed=seed, **{"optimizer": sgd, **options})
+    if "clip" not in options:
+        made.clip = Witness(.8)  # after the proof, which refuses a clip that keeps norms
+    return made
+
+
+def flat(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def plain():
+    return {}
+
+
+def with_views():
+    return dict(augment=multiplicity(3, crop=1), micro_batch=2, callbacks=[EMA(.9)])
+
+
+def steps_of(peers, n, batch_size, steps, seed, options):
+    "Some steps without noise, and all that can be seen of them."
+    plan = Silent(n, batch_size, steps)
+    trainer = make(peers, pictures(n), plan, seed, **options())
+    sizes, engine = [], trainer.engine
+
+    def counted(model, loss_fn, x, y, clip):
+        sizes.append(len(x))
+        return engine(model, loss_fn, x, y, clip)
+
+    trainer.engine = counted
+    trainer.fit(steps)
+    clip = trainer.clip
+    return dict(weights=flat(trainer), norms=clip.seen, coin=clip.coin, sizes=sizes,
+                computed=trainer.computed, steps=trainer.t)
+
+
+# --- shards
+
+
+SIZES = [(10, 1), (10, 2), (10, 3), (23, 4), (2, 5), (0, 3), (50_000, 7)]
+
+
+@pytest.mark.parametrize("n, world", SIZES)
+def test_shards_hold_every_example_once(n, world):
+    pieces = [list(range(n))[shard(n, rank, world)] for rank in range(world)]
+    lengths = [len(piece) for piece in pieces]
+    assert sum(pieces, []) == list(range(n))
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("rank, world", [(2, 2), (-1, 2), (0, 0)])
+def test_a_process_that_does_not_exist_has_no_shard(rank, world):
+    with pytest.raises(ValueError, match="pass 0 <= rank < world"):
+        shard(10, rank, world)
+
+
+def test_each_shard_is_a_poisson_sample_and_they_know_nothing_of_each_other():
+    # 4,000 batches. A mean is within 4.5 standard errors, a variance within 12 %, a correlation
+    # below 4.5/sqrt(4000): false alarm below 1e-4 in all
+    n, q, world = 101, .3, 3
+    cuts = [shard(n, rank, world) for rank in range(world)]
+    sizes = torch.zeros(4000, world, dtype=torch.float64)
+    for t in range(len(sizes)):
+        idx = poisson_indices(n, q, step_generator("secret", "sample", t))
+        sizes[t] = torch.stack([((idx >= s.start) & (idx < s.stop)).sum() for s in cuts])
+    for rank, cut in enumerate(cuts):
+        mean = (cut.stop - cut.start)*q
+        var = mean*(1 - q)
+        assert abs(sizes[:, rank].mean() - mean) < 4.5*math.sqrt(var/4000)
+        assert abs(sizes[:, rank].var()/var - 1) < .12
+    off = torch.corrcoef(sizes.T) - torch.eye(world)
+    assert off.abs().max() < 4.5/math.sqrt(4000)
+
+
+# --- two equal one
+
+
+@pytest.mark.parametrize("n, world, options", [(23, 2, plain), (24, 3, plain), (23, 3, with_views)])
+def test_several_equal_one_without_noise(n, world, options, tmp_path):
+    # float64; without noise everything hangs on sample, views, sum, norms and constant batch size
+    one = steps_of(Peers(), n, 6., 5, 7, options)
+    all_ = together(world, steps_of, tmp_path, n, 6., 5, 7, options)
+    assert all(isinstance(r, dict) for r in all_), all_
+    for r in all_:
+        assert torch.allclose(r["weights"], one["weights"], rtol=0, atol=1e-12)
+        assert torch.equal(r["weights"], all_[0]["weights"])
+        assert [v.shape for v in r["norms"]] == [v.shape for v in one["norms"]], "all norms, of all"
+        for a, b in zip(r["norms"], one["norms"]):
+            assert torch.allclose(a, b, atol=1e-12)
+        assert torch.equal(r["coin"], all_[0]["coin"]), "the clip's own noise, everywhere the same"
+        assert r["computed"] == r["steps"] == 5
+        assert sum(r["sizes"]) < sum(one["sizes"])
+    assert sum(sum(r["sizes"]) for r in all_) == sum(one["sizes"])
+    less = steps_of(Peers(), n, 6., 4, 7, options)
+    assert not torch.allclose(one["weights"], less["weights"], atol=1e-3), "a step would be seen"
+
+
+def test_views_of_a_large_batch_do_not_depend_on_the_number_of_processes():
+    # over 128 examples: shards and micro-batches cut through the blocks that share a generator
+    def work(peers):
+        trainer = make(peers, pictures(400), Silent(400, 300., 2), **with_views(), seed=1)
+        trainer.micro_batch = 50
+        return flat(trainer.fit(2))
+    one = work(Peers())
+    for weights in in_threads(3, work):
+        assert torch.allclose(weights, one, atol=1e-12)
+
+
+def test_the_sum_is_that_of_the_union_of_what_the_processes_drew():
+    # by hand: who was drawn comes from the processes' engines, the update from the plain loop
+    data = pictures(23)
+
+    def work(peers):
+        sgd = partial(torch.optim.SGD, lr=1.)
+        trainer = make(peers, data, Silent(23, 6., 5), optimizer=sgd)
+        mine, engine = [], trainer.engine
+        trainer.engine = lambda m, f, x, y, c: mine.extend(x) or engine(m, f, x, y, c)
+        return flat(trainer), flat(trainer.step()), mine
+
+    found = in_threads(3, work)
+    union = []
+    for rank, (_, _, mine) in enumerate(found):
+        rows = [int((data.train_x == x).flatten(1).all(1).nonzero()) for x in mine]
+        assert set(rows) <= set(range(23)[shard(23, rank, 3)])
+        assert len(set(rows)) == len(rows)
+        union += rows
+    x, y = data.rows(torch.tensor(sorted(union)))
+    total, _ = loop_grad_sum(network(), PER_ROW, x, y, FlatClip(.8))
+    update = torch.cat([g.flatten() for g in total.values()])/6.  # constant, not this batch's size
+    for before, after, _ in found:
+        assert torch.allclose(before - after, update, atol=1e-12)
+
+
+def test_a_shard_may_come_away_empty(tmp_path):
+    # n = 6, batch 1, 30 steps: some batches are empty, most leave one of three without work
+    one = steps_of(Peers(), 6, 1., 30, 3, plain)
+    all_ = together(3, steps_of, tmp_path, 6, 1., 30, 3, plain)
+    for r in all_:
+        assert torch.allclose(r["weights"], one["weights"], atol=1e-12)
+        assert r["computed"] == 30
+        assert 0 < len(r["sizes"]) < 30
+    assert any(v.shape[1] == 0 for v in one["norms"])
+
+
+# --- noise and ledger
+
+
+def noise_only(peers, steps):
+    "Black images: only biases have gradients; the 4,000 weights of one layer get noise alone."
+    data = pictures(40).replace(train_x=torch.zeros(40, 1, 20, 20), classes="0123456789")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(400, 10))
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    sgd = partial(torch.optim.SGD, lr=1.)
+    plan = a_plan(40, 10., steps)
+    trainer = ProcessTrainer(model, data, plan, peers=peers, clip=FlatClip(.5), optimizer=sgd)
+    moves = []
+    for _ in range(steps):
+        before = model[1].weight.detach().clone()
+        trainer.step()
+        moves.append((model[1].weight.detach() - before).flatten().double())
+    left, spent = trainer.left(), trainer.epsilon()
+    return dict(moves=torch.stack(moves), computed=trainer.computed, left=left, eps=spent)
+
+
+def test_noise_is_added_once_and_the_ledger_charged_once(tmp_path):
+    steps = 8
+    found = together(2, noise_only, tmp_path, steps)
+    plan = a_plan(40, 10., steps)
+    wanted = plan.sigma*.5/plan.batch_size  # sigma C / expected batch
+    z = found[0]["moves"]
+    assert torch.equal(z, found[1]["moves"]), "the same noise everywhere"
+    # 32,000 independent draws: the standard error of the std is 0.4 %, of the mean 0.6 % of the
+    # std; limits at 5 of them: false alarm 1e-6. Noise once per process would be 41 % too much,
+    # the batch divided by 2 as well 100 %
+    assert abs(z.std().item()/wanted - 1) < .02
+    assert abs(z.mean().item()) < .028*wanted
+    flat_ = (z - z.mean())/z.std()
+    assert abs((flat_[0]*flat_[1]).mean()) < 5/math.sqrt(z.shape[1]), "a fresh draw in each step"
+    eps = PLDAccountant().step(plan.q, plan.sigma, steps).epsilon(1e-5)
+    for r in found:
+        assert (r["computed"], r["left"]) == (steps, 0)
+        assert r["eps"] == pytest.approx(eps)
+        assert r["eps"] <= 3
+
+
+def test_a_secret_seed_is_shared_and_stays_secret():
+    def work(peers):
+        return make(peers, pictures(), a_plan(), seed=None)
+    a, b = in_threads(2, work)
+    assert a._seed == b._seed
+    assert len(a._seed) == 64
+    assert a.seed_policy == "secret"
+    c, _ = in_threads(2, work)
+    assert c._seed != a._seed
+
+
+# --- refusals
+
+
+def other_plan(peers):
+    return make(peers, pictures(), replace(a_plan(), eps=3. + peers.rank, sigma=9.))
+
+
+def other_data(peers):
+    return make(peers, pictures(seed=peers.rank), a_plan())
+
+
+def other_weights(peers):
+    trainer = make(peers, pictures(), a_plan())
+    with torch.no_grad():
+        next(iter(trainer.params.values()))[0] += peers.rank*1e-7
+    return trainer.agree()
+
+
+DIFFERENT = {"plan or network": other_plan, "training data": other_data, "weights": other_weights}
+
+
+@pytest.mark.parametrize("word", DIFFERENT)
+def test_processes_that_differ_are_refused(word):
+    def work(peers):
+        try:
+            return DIFFERENT[word](peers)
+        except ValueError as e:
+            return str(e)
+    for said in in_threads(2, work):
+        assert f"disagree about {word}" in str(said)
+
+
+def test_a_lone_process_needs_no_peers(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    alone = join("cpu")
+    assert (alone.rank, alone.world, str(alone.device)) == (0, 1, "cpu")
+    assert alone.any(True) and not alone.any(False)
+    assert alone.broadcast("x") == "x"
+    assert alone.all_gather("x") == ["x"]
+    assert alone.agree("anything", 1) is None
+    assert torch.equal(alone.all_reduce(torch.ones(2)), torch.ones(2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ValueError, match="no such device"):
+        join("cuda:99")
+
+
+# --- one of them dies
+
+
+def dies(peers, how):
+    trainer = make(peers, pictures(), a_plan(steps=50))
+    trainer.fit(2)
+    if peers.rank == 1:
+        if how == "stuck":
+            time.sleep(5)
+        os._exit(1)
+    trainer.fit(2)
+
+
+@pytest.mark.parametrize("how, timeout", [("killed", 60.), ("stuck", 2.)])
+def test_the_others_get_an_error_and_no_hang(how, timeout, tmp_path):
+    alive, dead = together(2, dies, tmp_path, how, timeout=timeout, wait=30)
+    assert dead is None
+    assert alive[0] == "ConnectionError", alive
+    assert "process 0 of 2 lost another one" in alive[1]
+    assert "--resume" in alive[1]
+
+
+# --- the whole command
+
+
+def miniature():
+    return make_config("digits-eps3-fast", ema=.5, views=2, crop=1)
+
+
+def quiet(config, peers=Peers(), stop=lambda: False, **asked):
+    return run(Job(config, **asked), stop=stop, say=lambda text: None, show=False, peers=peers)
+
+
+def whole_run(peers, out, asked):
+    end = quiet(miniature(), peers, out=out, seed=3, **asked)
+    return None if end is None else {key: end[key] for key in ("step", "finished")}
+
+
+def released(folder):
+    path, = Path(folder).glob("*.release.pt")
+    return torch.load(path, weights_only=True)["weights"]
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    torch.set_num_threads(1)
+    calm = quiet(miniature(), out=tmp_path/"calm", seed=3)
+    out = tmp_path/"wild"
+    two = together(2, whole_run, tmp_path, str(out), dict(steps=2))
+    assert two == [dict(step=2, finished=False), None]
+    three = together(3, whole_run, tmp_path, str(out), dict(steps=4, resume=True))
+    assert three == [dict(step=4, finished=False), None, None]
+    end = quiet(miniature(), out=out, seed=3, resume=True)
+    assert end["finished"]
+    assert len(list(out.glob("*.jsonl"))) == 1
+    assert not list(out.glob("*.checkpoint*"))
+    a, b = released(tmp_path/"calm"), released(out)
+    # sums round differently, so their noise is another: no step is repeated, all are paid once
+    assert a.keys() == b.keys() and any(not torch.equal(a[k], b[k]) for k in a)
+    assert end["eps_pld"] == calm["eps_pld"] and end["computed"] == calm["computed"] == 6
+    rows = read_record(end["paths"]["record"])
+    begun = [row["processes"] for row in rows if row["kind"] in ("start", "resume")]
+    assert begun == [2, 3, 1]
+    assert [row["step"] for row in rows if row["kind"] == "epoch"] == [2, 3, 4, 6]
+
+
+def test_torchrun_trains_once_prints_once_and_leaves_one_record(tmp_path):
+    torchrun = "torch.distributed.run --nproc-per-node 2 --master-port 0 --standalone"
+    typed = f"{torchrun} -m dp_course.cli.run digits-eps3-fast --seed 3 --device cpu --out"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    done = subprocess.run([sys.executable, "-m", *typed.split(), str(tmp_path)], text=True,
+                          capture_output=True, cwd=ROOT, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test accuracy at the last step") == 1
+    assert done.stdout.count("step     6/6") == 1
+    start, *_, end = read_record(*tmp_path.glob("*.jsonl"))
+    assert start["processes"] == 2
+    assert end["finished"] and end["eps_pld"] <= 3
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def stopped_run(peers, out):
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return peers.rank == 1 and len(asked) > 2
+
+    end = quiet(make_config("digits-eps3-fast"), peers, stop, out=out, seed=3)
+    return end and {key: end[key] for key in ("step", "why", "finished")}
+
+
+def test_when_one_must_go_all_stop_after_the_same_step(tmp_path):
+    # one is asked to stop (Ctrl-C, SIGTERM) before its third step; nobody may wait for its sums
+    found = together(2, stopped_run, tmp_path, str(tmp_path/"out"))
+    assert found == [dict(step=2, why="interrupted", finished=False), None]
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("b", [1, 5, 8])
+def test_filling_up_a_micro_batch_changes_nothing(b, views):
+    data, shapes = pictures(), []
+    x, y = data.rows(torch.arange(b))
+    if views:
+        x = Views(torch.stack([.5*x, x, 1.5*x], 1))
+
+    def engine(model, loss_fn, x, y, clip):
+        shapes.append(len(x))
+        return fast_grad_sum(model, loss_fn, x, y, clip)
+
+    a, norms_a = fast_grad_sum(network(), PER_ROW, x, y, FlatClip(.3))
+    f, norms_f = fixed_shape(engine, 8)(network(), PER_ROW, x, y, FlatClip(.3))
+    assert torch.allclose(norms_a, norms_f, atol=1e-12)
+    assert all(torch.allclose(a[k], f[k], atol=1e-12) for k in a)
+    assert shapes == [8]
+
+
+def test_the_clip_sees_real_examples_only():
+    x, y = pictures().rows(torch.arange(5))
+    seen = []
+
+    def clip(norms):
+        seen.append(tuple(norms.shape))
+        return FlatClip(.3)(norms)
+
+    fixed_shape(fast_grad_sum, 8)(network(), PER_ROW, x, y, clip)
+    assert seen == [(4, 5)]
+
+
+def test_a_mistake_is_told_once(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["digits-eps"]) == 2
+        assert capsys.readouterr().err.count("\n") == lines
+
+
+def test_the_test_set_is_shared_too():
+    def work(peers):
+        return class_counts(make(peers, pictures(), a_plan()), peers)
+    one = work(Peers())
+    assert one[1].sum() == 8
+    assert all(torch.equal(one, counts) for counts in in_threads(3, work))

@@ -1,0 +1,542 @@
+"An exact spy on the private step: the rate, the noise and what the optimizer gets, to the bit."
+import hashlib
+import math
+import os
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import nn
+from toys import Plan, linear, loss, same, toy
+
+from dp_course.cli import load_data, make_config, make_trainer
+from dp_course.data import Examples, Views
+from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, loop_grad_sum
+from dp_course.privacy import (
+    PrivacyPlan,
+    RDPAccountant,
+    SecretSeed,
+    Stream,
+    normal,
+    poisson_indices,
+    step_generator,
+)
+from dp_course.training import Trainer
+
+SIGMA, Q = 1.3, 1/3
+
+
+def jitter(x, y, g):
+    return x + .1*torch.randn(x.shape, generator=g, dtype=x.dtype), y
+
+
+def three_views(x, y, g):
+    return Views(torch.stack([x, jitter(x, y, g)[0], x - .1], 1)), y
+
+
+class Scaled(nn.Module):
+    "A parameter without dimensions, and a frozen one."
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(.7))
+        self.shift = nn.Parameter(torch.tensor(.1), requires_grad=False)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.scale*x + self.shift)
+
+
+def scaled():
+    torch.manual_seed(0)
+    return Scaled().double()
+
+
+def half():
+    return linear().bfloat16()
+
+
+CASES = {
+    "plain": {},
+    "momentum": dict(optimizer=partial(torch.optim.SGD, lr=.3, momentum=.9)),
+    "adam": dict(optimizer=partial(torch.optim.Adam, lr=.01)),
+    "augmented": dict(augment=jitter),
+    "views": dict(augment=three_views),
+    "scalar": dict(model=scaled),
+    "bfloat16": dict(model=half),
+    "float32": dict(model=lambda: linear(torch.float32)),
+    "loop": dict(engine=loop_grad_sum),
+    "micro-batches": dict(micro_batch=2),
+    "adaptive": dict(clip=lambda: AdaptiveClip(4., .5, bit_sigma=2.)),
+    "layers": dict(clip=lambda: LayerClip([.5, .2], groups=[0, 1])),
+    "own noise": dict(clip=lambda: LayerClip([.5, .2], groups=[0, 1], own_noise=True)),
+    "learnt layers": dict(clip=lambda: LayerClip([.5, .2], groups=[0, 1], batch_size=4.,
+                                                 bit_sigma=3.)),
+    "validation split": dict(n_val=4),
+}
+
+
+def made(model=linear, clip=lambda: FlatClip(.5), n_val=0, **options):
+    "A trainer of 12 examples, and what it is not asked: the optimizer's inputs, rates, sums."
+    data = toy(12 + n_val, dtype=torch.float64)
+    data = data.split(n_val) if n_val else data
+    plan = Plan(12, 4, 8, SIGMA)
+    net = model()
+    first = next(p for p in net.parameters() if p.requires_grad)
+    if first.dtype != torch.float64:
+        data = data.replace(train_x=data.train_x.float())
+    return Trainer(net, data, plan, clip=clip(), seed="spy", **options)
+
+
+def spied(run, monkeypatch):
+    "Take a step; return what was drawn, summed and handed to the optimizer."
+    seen = {"rates": []}
+
+    def poisson(n, q, generator):
+        seen["rates"].append((n, q))
+        seen["idx"] = poisson_indices(n, q, generator)
+        return seen["idx"]
+
+    clipped, step = run._clipped_sum, run.optimizer.step
+
+    def summing(idx, t):
+        total, norms = clipped(idx, t)
+        seen["sum"] = {k: v.clone() for k, v in total.items()}
+        seen["std"] = run.clip.std(run.plan.sigma)
+        return total, norms
+
+    def stepping():
+        seen["grad"] = {k: p.grad.clone() for k, p in run.params.items()}
+        return step()
+
+    monkeypatch.setattr("dp_course.training.trainer.poisson_indices", poisson)
+    run._clipped_sum, run.optimizer.step = summing, stepping
+    run.step()
+    return seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_optimizer_gets_the_sum_plus_the_noise_over_the_batch_and_nothing_else(
+        name, monkeypatch):
+    run, by_hand = made(**CASES[name]), made(**CASES[name])
+    for t in range(3):
+        before = {k: p.detach().clone() for k, p in run.params.items()}
+        seen = spied(run, monkeypatch)
+        # the rate is the plan's, of the examples that are trained on; the batch is the seed's
+        assert seen["rates"] == [(12, Q)] and len(run.data) == 12
+        coins = torch.rand(12, dtype=torch.float64, generator=step_generator("spy", "sample", t))
+        assert torch.equal(seen["idx"], (coins < Q).nonzero().flatten())
+        # the noise is the entry's, in float64, one number for every number of the sum
+        (entry,) = run._ledger["training steps", run._ledger.entries()[-1].stream, t]
+        noise = Stream("spy", "noise", "training steps", t, entry.digest)
+        stds = torch.as_tensor(seen["std"], dtype=torch.float64).expand(len(before)).tolist()
+        assert list(seen["sum"]) == list(run.params)
+        flat = isinstance(run.clip, FlatClip)
+        assert stds == [SIGMA*.5]*len(stds) if flat else min(stds) >= SIGMA*.2
+        for (key, total), std in zip(seen["sum"].items(), stds):
+            z = normal(total.shape, noise)
+            wanted = ((total.double() + std*z)/4).to(run.params[key].dtype)
+            assert torch.equal(seen["grad"][key], wanted), key
+        # and the weights are what the optimizer makes of it
+        for p, g in zip(by_hand.params.values(), seen["grad"].values()):
+            p.grad = g.clone()
+        by_hand.optimizer.step()
+        for p, q in zip(run.params.values(), by_hand.params.values()):
+            assert torch.equal(p, q)
+        monkeypatch.undo()
+        del run._clipped_sum, run.optimizer.step
+
+
+def test_the_sampler_draws_at_the_rate_that_it_is_asked_for():
+    # of 400,000 coins, one per cent of rate moves a thousand: none may differ
+    for q in (.01, .25, .9):
+        coins = torch.rand(400_000, dtype=torch.float64, generator=step_generator("a", "b", 0))
+        drawn = poisson_indices(400_000, q, step_generator("a", "b", 0))
+        assert torch.equal(drawn, (coins < q).nonzero().flatten())
+
+
+def test_a_validation_split_leaves_the_rate_to_the_rest():
+    config = replace(make_config("digits-eps3-fast"), n_val=400)
+    run = make_trainer(config, load_data(config), seed=0)
+    assert run.plan.n == len(run.data) == 1037 and run.plan.q == config.batch_size/1037
+    sizes = [len(poisson_indices(run.plan.n, run.plan.q, run._secret.generator("sample", t)))
+             for t in range(400)]
+    std = math.sqrt(run.plan.batch_size/400)
+    assert abs(sum(sizes)/400 - run.plan.batch_size) < 5.5*std
+
+
+# --- keys
+
+
+def twins(bits, start):
+    "Two names whose SHAKE-256 begins with the same bits."
+    seen = {}
+    for t in range(2**22):
+        key = hashlib.shake_256(start(t).encode()).digest(bits//8)
+        if key in seen:
+            return seen[key], t
+        seen[key] = t
+
+
+def test_all_bits_of_a_key_count():
+    # about 80,000 names suffice for two with the same 32 bits; they must have nothing in common
+    a, b = twins(32, lambda t: repr(("dp_course", "s", "sample", t)))
+    draws = [torch.rand(4, generator=step_generator("s", "sample", t)) for t in (a, b)]
+    assert not (draws[0] == draws[1]).any()
+    key = hashlib.shake_256(repr(("dp_course", "s", "sample", a)).encode()).digest(4*624)
+    state = step_generator("s", "sample", a).get_state()[24:24 + 8*624]
+    assert state.numpy().view("<u8").tolist() == [
+        int.from_bytes(key[4*i:4*i + 4], "little") for i in range(624)]
+    a, b = twins(32, lambda t: repr(("dp_course stream", "s", t, 0)))
+    assert not set(Stream("s", a).words(4).tolist()) & set(Stream("s", b).words(4).tolist())
+
+
+def test_streams_are_normal():
+    # false alarms: each bound below 1e-6
+    z = normal((200_000,), Stream("normal", 1))
+    assert z.dtype == torch.float64 and stats.kstest(z.numpy(), "norm").pvalue > 1e-6
+    assert 3.9 < z.abs().max() < 7 and len(z.unique()) == len(z)
+    halves = normal((100_000,), Stream("normal", 1)), normal((100_000,), Stream("normal", 2))
+    assert torch.equal(halves[0], z[:100_000])
+    assert abs(torch.corrcoef(torch.stack(halves))[0, 1]) < 5/math.sqrt(100_000)
+    g = torch.Generator().manual_seed(3)
+    again = torch.Generator().manual_seed(3)
+    assert torch.equal(normal((5,), g), torch.randn(5, dtype=torch.float64, generator=again))
+    for name in ((), (None,), (1.5,), (b"x",)):
+        with pytest.raises(ValueError, match="strings and integers"):
+            Stream(*name)
+
+
+# --- released weights
+
+
+def linear_loss(output, y):
+    "Its gradient does not depend on the weights: what one person adds stays what it is."
+    return output[torch.arange(len(y)), y]
+
+
+def final_weights(rows, monkeypatch, **options):
+    "Weights after a whole run, with noise that depends on the step only."
+    torch.manual_seed(0)
+    model = nn.Linear(500, 40, bias=False).double()
+    data = Examples(rows, torch.arange(len(rows)) % 40)
+    monkeypatch.setattr(SecretSeed, "noise", lambda self, entry: Stream(self.key, entry.t))
+    run = Trainer(model, data, Plan(len(rows), 10, 30, SIGMA), loss_fn=linear_loss, seed="known",
+                  clip=FlatClip(.5), optimizer=partial(torch.optim.SGD, lr=2.), **options)
+    start = model.weight.detach().clone()
+    return (start - run.fit().model.weight.detach())*10/2, run
+
+
+@pytest.mark.parametrize("augment", [None, jitter, three_views])
+def test_a_released_run_holds_one_person_and_the_noise_that_the_plan_says(augment, monkeypatch):
+    rows = torch.zeros(40, 500, dtype=torch.float64)
+    noise, _ = final_weights(rows, monkeypatch)
+    # 20,000 numbers, each the sum of 30: the std within 5.5 standard errors (2e7 runs)
+    assert abs(noise.std()/(SIGMA*.5*math.sqrt(30)) - 1) < 5.5/math.sqrt(40_000)
+    rows[7] = 3 + torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    joined, run = final_weights(rows, monkeypatch, augment=augment and quiet(augment))
+    moved = joined - noise
+    times = sum(7 in poisson_indices(40, .25, step_generator("known", "sample", t)).tolist()
+                for t in range(30))
+    assert 0 < times < 20 and moved.norm() <= .5*times*(1 + 1e-9)
+    assert moved.norm() > .5*times*(1 - 1e-2)
+    assert run.computed == 30
+
+
+def quiet(augment):
+    "The same, but it leaves empty rows empty."
+    def of_people(x, y, g):
+        views, labels = augment(x, y, g)
+        there = (x != 0).any(1)
+        if isinstance(views, Views):
+            return Views(views.tree*there[:, None, None]), labels
+        return views*there[:, None], labels
+    return of_people
+
+
+# --- nothing is released twice, and nothing unpaid
+
+
+def paying(seed=7, lr=.5, data=None, steps=10, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(300, 3, bias=False)).double()
+    plan = PrivacyPlan(n=12, batch_size=6, steps=steps, eps=3., delta=1e-5,
+                       accountant=RDPAccountant)
+    return Trainer(model, data or people(), plan, seed=seed, clip=FlatClip(1.),
+                   optimizer=partial(torch.optim.SGD, lr=lr), **options)
+
+
+def people(change=None):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(255, (12, 1, 10, 30), generator=g, dtype=torch.uint8)
+    y = torch.arange(12) % 3
+    if change:
+        change(x, y)
+    return Examples(x, y, x, y)
+
+
+def test_fifteen_gradients_cannot_be_had_for_ten(tmp_path):
+    gradients = []
+
+    def note(run):
+        gradients.append(run.model[1].weight.grad.clone())
+
+    paying(callbacks=[note]).fit(5).save(tmp_path/"c")
+    assert paying(callbacks=[note]).load(tmp_path/"c").fit().t == 10
+    for lr in (.1, .05):
+        slow = paying(callbacks=[note]).load(tmp_path/"c")
+        slow.optimizer.param_groups[0]["lr"] = lr
+        slow.fit()  # its first step was seen before; what comes after is not paid for
+        assert slow.computed == 10 and slow.t == 6 and slow.epsilon() <= 3
+        with pytest.raises(ValueError, match="step 11 is not paid for"):
+            slow.step()
+    assert len({g.numpy().tobytes() for g in gradients}) == 10
+
+
+def relabel(x, y):
+    y[:] = (y + 1) % 3
+
+
+def repaint(x, y):
+    x[4] += 1  # who is drawn in step 1
+
+
+def other_loss(output, y):
+    return loss(output, y)*(1 + .01*(y == 0))
+
+
+CHANGES = {
+    "one label": dict(data=people(lambda x, y: y[4:5].add_(1).remainder_(3))),
+    "all labels": dict(data=people(relabel)),
+    "one image": dict(data=people(repaint)),
+    "loss": dict(loss_fn=other_loss),
+    "augment": dict(augment=jitter),
+    "normalize": dict(data=people().replace(mean=(.1,), std=(1.,))),
+    "clip": dict(),
+    "seed": dict(seed=8),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_step_has_noise_of_its_own_and_is_billed(what, tmp_path):
+    # 900 numbers: a cosine of two unrelated vectors is below 5.5/30 but once in 2e7 cases
+    first = paying().fit(1)
+    first.save(tmp_path/"c")
+    calm = paying().load(tmp_path/"c").step()
+    changed = paying(**CHANGES[what]).load(tmp_path/"c")
+    if what == "clip":
+        changed.clip.max_norm = .9
+    idx = poisson_indices(12, .5, step_generator(7, "sample", 1))
+    sums = []
+    for run in (paying().load(tmp_path/"c"), changed):
+        sums.append(run._clipped_sum(idx, 1)[0]["1.weight"])
+    changed.step()
+    true = (sums[0] - sums[1]).flatten()
+    seen = (calm.model[1].weight.grad - changed.model[1].weight.grad).flatten()*6
+    assert changed.computed == 3, "billed"
+    assert seen.norm() > 10, "no noise has cancelled"
+    if true.norm() > 0:
+        assert abs(F.cosine_similarity(seen, true, dim=0)) < 5.5/30 + true.norm()/seen.norm()
+    again = paying(**CHANGES[what]).load(tmp_path/"c")
+    if what == "clip":
+        again.clip.max_norm = .9
+    if what != "seed":  # the same change again is free, and the same
+        assert same(again.step().model, changed.model)
+        assert again.computed == 3
+
+
+def test_a_batch_never_serves_for_two_sums(tmp_path, monkeypatch):
+    drawn = []
+
+    def noting(n, q, generator):
+        drawn.append(tuple(poisson_indices(n, q, generator).tolist()))
+        return torch.tensor(drawn[-1], dtype=torch.int64)
+
+    monkeypatch.setattr("dp_course.training.trainer.poisson_indices", noting)
+    paying().fit(1).save(tmp_path/"c")
+    paying().load(tmp_path/"c").step()
+    paying(loss_fn=other_loss).load(tmp_path/"c").step()
+    first, second, tried, taken = drawn
+    assert second == tried != taken
+
+
+def test_refused_is_refused_before_anything_is_drawn(tmp_path, monkeypatch):
+    run = paying(steps=2).fit()
+    run.save(tmp_path/"c")
+    before = run.model[1].weight.detach().clone()
+    ledger = (tmp_path/"c.ledger").read_bytes()
+
+    def never(*args):
+        raise AssertionError("noise was drawn")
+
+    monkeypatch.setattr(SecretSeed, "noise", never)
+    for refused in (run.step, partial(run.noisy, "mean", 1., sensitivity=1., sigma=.1)):
+        with pytest.raises(ValueError, match="not paid for|would bring the run to"):
+            refused()
+    assert torch.equal(run.model[1].weight, before) and run.t == run.computed == 2
+    assert (tmp_path/"c.ledger").read_bytes() == ledger
+
+
+def test_an_entry_is_on_the_disk_before_its_noise_is_drawn(tmp_path, monkeypatch):
+    run = paying(seed=None)
+    run.save(tmp_path/"c")
+    draw, lines = SecretSeed.noise, []
+
+    def watched(self, entry):
+        lines.append((tmp_path/"c.ledger").read_text().count("training steps"))
+        return draw(self, entry)
+
+    monkeypatch.setattr(SecretSeed, "noise", watched)
+    run.fit(3)
+    assert lines == [1, 2, 3]
+    assert run._seed not in (tmp_path/"c.ledger").read_text()
+    assert (tmp_path/"c.ledger").stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_stops_the_step_before_its_noise(tmp_path, monkeypatch):
+    run = paying()
+    run.save(tmp_path/"c")
+    before = run.model[1].weight.detach().clone()
+    fsync = os.fsync
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.step()
+    assert torch.equal(run.model[1].weight, before) and run.t == run.computed == 0
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert same(run.step().model, paying().step().model)
+    assert run.computed == 1 == paying().load(tmp_path/"c").computed
+
+
+def test_what_was_computed_after_a_checkpoint_is_found_again(tmp_path):
+    run = paying(steps=6).fit(2)
+    run.save(tmp_path/"c")
+    old = (tmp_path/"c").read_bytes()
+    run.fit(2).save(tmp_path/"c")
+    (tmp_path/"c").write_bytes(old)  # an old checkpoint is copied back over a new one
+    back = paying(steps=6).load(tmp_path/"c")
+    assert (back.t, back.computed) == (2, 4)
+    assert back.fit().computed == 6
+    assert same(back.model, paying(steps=6).fit().model)
+    assert paying(steps=6).load(tmp_path/"c.prev").computed == 6  # it has the ledger of c
+    changed = paying(steps=6, loss_fn=other_loss).load(tmp_path/"c")
+    assert changed.fit().t == 2 and changed.computed == 6
+    (tmp_path/"c.ledger").unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match="ledger"):
+        paying(steps=6).load(tmp_path/"c")
+
+
+def test_two_trainers_on_one_checkpoint_see_each_other(tmp_path):
+    paying(steps=6).fit(2).save(tmp_path/"c")
+    a, b = paying(steps=6).load(tmp_path/"c"), paying(steps=6).load(tmp_path/"c")
+    b.loss_fn = other_loss
+    a.step()
+    b.step()  # learns of a's step when it writes its own: with a's batch it may do nothing
+    a.step()
+    assert b.t == 3 and a.t == 4 and a.computed == 6
+    for run in (a, b):
+        with pytest.raises(ValueError, match="was faster|not paid for"):
+            run.step()
+    assert paying(steps=6).load(tmp_path/"c").computed >= 6
+    assert same(a.model, paying(steps=6).fit(4).model)
+
+
+def test_every_checkpoint_of_a_run_hears_of_every_step(tmp_path):
+    run = paying().fit(1)
+    for name in "ab":
+        run.save(tmp_path/name)
+        run.step()
+    for name in "ab":
+        assert paying().load(tmp_path/name).computed == 3
+    paying(seed=1).fit(2).save(tmp_path/"a")  # another run takes the place: its own ledger
+    assert paying(seed=1).load(tmp_path/"a").computed == 2
+    (tmp_path/"b.ledger").write_bytes((tmp_path/"a.ledger").read_bytes())
+    with pytest.raises(ValueError, match="of another run"):
+        paying().load(tmp_path/"b")
+
+
+# --- other releases
+
+
+def test_noisy_is_noised_charged_once_and_said(tmp_path):
+    def run(**options):
+        made = paying(**options)
+        made._book.budget.eps = math.inf
+        return made
+
+    value = torch.arange(50_000, dtype=torch.float64)
+    one = run()
+    told = one.noisy("a column", value, sensitivity=.5, sigma=3.)
+    assert abs((told - value).std()/1.5 - 1) < 5.5/math.sqrt(1e5)
+    assert torch.equal(told, one.noisy("a column", value, sensitivity=.5, sigma=3.))
+    spent = RDPAccountant().step(1., 3., 1).epsilon(1e-5)
+    assert one.epsilon() == pytest.approx(spent) and one.computed == 0
+    assert f"eps = {spent:.4g}" in one.statement()
+    assert "1 x a column (multiplier 3)" in one.statement()
+    other = one.noisy("a column", value + 1, sensitivity=.5, sigma=3.)
+    louder = one.noisy("a column", value, sensitivity=.5, sigma=4.)
+    renamed = one.noisy("another", value, sensitivity=.5, sigma=3.)
+    z = [told - value, other - value - 1, (louder - value)*3/4, renamed - value]
+    assert (torch.corrcoef(torch.stack(z)) - torch.eye(4)).abs().max() < 5.5/math.sqrt(50_000)
+    assert sum(n for _, _, n in one.accountant.history) == 4
+    one.save(tmp_path/"c")
+    assert run().load(tmp_path/"c").epsilon() == one.epsilon()
+    for bad in (dict(sigma=0.), dict(sensitivity=-1.), dict(sigma=math.inf)):
+        with pytest.raises(ValueError, match="positive finite"):
+            one.noisy("x", 1., **{"sensitivity": 1., "sigma": 1., **bad})
+    for name in ("", "training steps", None):
+        with pytest.raises(ValueError, match="name of its own"):
+            one.noisy(name, 1., sensitivity=1., sigma=1.)
+
+
+def test_what_other_releases_cost_is_taken_from_the_steps():
+    run = paying()
+    run.noisy("a mean", 1., sensitivity=1., sigma=4.)
+    assert 0 < run.left() < 10
+    run.fit()
+    assert run.t == run.computed < 10 and run.epsilon() <= 3
+    with pytest.raises(ValueError, match="less what a mean cost"):
+        run.step()
+
+
+def frozen():
+    net = linear()
+    for p in net.parameters():
+        p.requires_grad_(False)
+    return net
+
+
+def idle_batch_norm():
+    "Frozen and in eval mode; the trainer's own `train()` would wake it up."
+    norm = nn.BatchNorm1d(5).double().eval().requires_grad_(False)
+    return nn.Sequential(norm, linear())
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(model=idle_batch_norm()), "keeps running statistics.*GroupNorm"),
+    (dict(model=None), "nothing to train"), (dict(model=frozen()), "nothing to train"),
+    (dict(callbacks=print), "pass a list of functions"), (dict(callbacks=[3]), "pass a list"),
+    (dict(model=nn.Linear(4, 3).double()), "the model fails"),
+    (dict(model=(net := linear()), loss_fn=lambda out, y: loss(out, y) + net.weight.norm()),
+     "loss_fn uses parameter")])
+def test_what_cannot_be_trained_is_refused_in_words(options, words):
+    with pytest.raises(ValueError, match=words):
+        Trainer(**{"model": linear(), "data": toy(), "plan": Plan(12, 4, 8, 1.), **options})
+
+
+def test_the_proof_covers_the_largest_batch_that_will_come(monkeypatch):
+    "A Poisson batch is often larger than the expected one; six standard deviations never come."
+    asked = []
+    monkeypatch.setattr("dp_course.training.trainer.prove_separate",
+                        lambda *args, largest, **more: asked.append(largest))
+    plan = Plan(400, 100, 8, 1.)
+    for micro_batch, wanted in ((None, 160), (32, 32), (1000, 400)):
+        Trainer(linear(), toy(400), plan, micro_batch=micro_batch)
+        assert asked.pop() == wanted
+    Trainer(linear(), toy(400), Plan(400, 390, 8, 1.))
+    assert asked.pop() == 400

@@ -1,0 +1,531 @@
+"The private step, what it is made of, and what others get to see of it."
+import gc
+import math
+import types
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from toys import Plan, close, conv, linear, loss, same, toy, trainer
+
+from dp_course.data import Examples, Views
+from dp_course.gradients import FlatClip, loop_grad_sum
+from dp_course.privacy import PrivacyPlan, RDPAccountant, SecretSeed, step_generator
+from dp_course.training import (
+    STEPS,
+    Entry,
+    Ledger,
+    Trainer,
+    accuracy,
+    binary_accuracy,
+    squared_error,
+)
+
+plan_of = partial(PrivacyPlan, n=12, batch_size=4, eps=3., delta=1e-5, accountant=RDPAccountant)
+sgd = partial(torch.optim.SGD, lr=1.)
+
+
+# Randomness and the ledger
+
+
+def test_step_generators_repeat_and_differ():
+    def draw(*name):
+        return tuple(torch.rand(4, generator=step_generator(*name)).tolist())
+
+    seeds = (0, 5, 5 + 2**32, "5 ", 2**200)
+    keys = [(s, stream, t, block) for s in seeds for stream in ("noise", "sample")
+            for t in (0, 1, 2**33) for block in (0, 1)]
+    assert len({draw(*key) for key in keys}) == len(keys)
+    assert draw(5, "noise", 1) == draw("5", "noise", 1) == draw(5, "noise", 1, 0)
+    a, b = (torch.Generator().manual_seed(s) for s in (5, 5 + 2**32))
+    assert torch.equal(torch.rand(9, generator=a), torch.rand(9, generator=b))  # not enough
+
+
+def test_step_generators_are_unrelated():
+    # one number from each of 20,000 steps: mean and neighbour correlation within 5.5 standard
+    # errors (false alarm: 1 run in 1e7)
+    n = 20_000
+    u = torch.cat([torch.rand(1, generator=step_generator(3, "noise", t)) for t in range(n)]) - .5
+    assert abs(u.mean()) < 5.5/math.sqrt(12*n)
+    assert abs((u[1:]*u[:-1]).mean()) < 5.5/12/math.sqrt(n)
+
+
+def test_seed_keeps_its_history_and_its_secret():
+    seed = SecretSeed("abc", secret=True)
+    assert seed.continued(None, 3) == seed and "abc" not in repr(seed)
+    turned = seed.continued("7", 3)
+    assert turned.turns == (("7", 3),) and turned.key == "7 after abc, step 3"
+    assert not turned.secret and turned.continued("7", 9) == turned
+    assert turned.continued("8", 5).key == "8 after 7 after abc, step 3, step 5"
+
+
+def a_look(t, digest="a", stream="s"):
+    return Entry(STEPS, .5, 1., stream, t, digest)
+
+
+def test_ledger_charges_each_computed_sum_once():
+    ledger = Ledger()
+    for t in (0, 1, 2, 2):
+        ledger.charge(a_look(t))
+    assert ledger.computed == 3 and ledger.left(3, 5, steps=8) == 5
+    assert ledger.left(1, 5, steps=8) == 7  # two of them again
+    for look in (a_look(2, "b"), a_look(2, "a", "other seed"), a_look(3)):
+        assert not ledger.holds(look) and ledger.charge(look) and not ledger.charge(look)
+    assert ledger.computed == 6 and ledger.left(8, 2, steps=8) == 0
+
+
+def test_trainer_noise_is_sigma_times_sensitivity():
+    # 150,000 coordinates, no gradient: 5.5 standard errors are 1 %, a false alarm in 2e7 runs
+    def zero(model, loss_fn, x, y, clip):
+        return {"weight": torch.zeros(150, 1000)}, torch.zeros(1, len(x))
+
+    size, max_norm, sigma = 150_000, .25, 1.7
+    data = toy(10, shape=(1000,), dtype=torch.float32)
+    run = Trainer(nn.Linear(1000, 150, bias=False), data, Plan(10, 5, 2, sigma),
+                  clip=FlatClip(max_norm))
+    run.engine = zero
+    first = run.step().model.weight.grad.clone()
+    second = run.step().model.weight.grad
+    assert abs((first*5).std().item()/(sigma*max_norm) - 1) < 5.5/math.sqrt(2*size)
+    both = torch.stack([first.flatten(), second.flatten()])
+    assert abs(torch.corrcoef(both)[0, 1]) < 5.5/math.sqrt(size)
+
+
+def test_every_purpose_has_its_own_randomness(monkeypatch):
+    asked = []
+
+    def noting(*name):
+        asked.append(name[:3])
+        return step_generator(*name)
+
+    run = trainer(augment=lambda x, y, g: (x, y), seed=9)
+    monkeypatch.setattr("dp_course.privacy.randomness.step_generator", noting)
+    run.fit(3)
+    assert len(asked) == len(set(asked)) == 9
+    assert {stream.split()[0] for _, stream, _ in asked} == {"sample", "augment", "clip"}
+    assert {seed for seed, _, _ in asked} == {"9"} and {t for _, _, t in asked} == {0, 1, 2}
+
+
+# The step
+
+
+@pytest.mark.parametrize("make", [partial(torch.optim.SGD, lr=.3, momentum=.9),
+                                  partial(torch.optim.Adam, lr=.01)])
+def test_without_noise_and_clipping_it_is_plain_sgd(make):
+    run = trainer(Plan(12, 12, 6), optimizer=make, clip=FlatClip(1e12))
+    plain, data = linear(), run.data
+    optimizer = make(plain.parameters())
+    for _ in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(plain(data.train_x), data.train_y).backward()
+        optimizer.step()
+        run.step()
+        for p, w in zip(run.model.parameters(), plain.parameters()):
+            close(p, w)
+    assert run.epsilon() == math.inf
+
+
+def test_update_is_divided_by_the_expected_batch():
+    sizes, seen = [], []
+
+    def eight(model, loss_fn, x, y, clip):
+        sizes.append(len(x))
+        grads = {n: torch.full_like(p, 8.) for n, p in model.named_parameters()}
+        return grads, torch.ones(2, len(x))
+
+    def note(run):
+        seen.append(run.model.weight.grad[0, 0].item())
+
+    run = trainer(Plan(100, 16, 20), n=100, engine=eight, callbacks=[note]).fit()
+    assert len(set(sizes)) > 3 and set(seen) == {8/16} and run.t == 20
+
+
+def test_inclusion_rate():
+    # each of 40 examples in 1,500 steps at q = .3: 5.8 standard errors each way, all 40 pass but
+    # once in 4 million runs; variance of the batch size n q (1-q) = 8.4 within 5.5 of its standard
+    # errors, sqrt(2/1500) = 3.7 %
+    n, steps, q = 40, 1500, .3
+    drawn, sizes = torch.zeros(n), []
+
+    def count(model, loss_fn, x, y, clip):
+        drawn[x[:, 0].long()] += 1
+        sizes.append(float(len(x)))
+        return {"weight": torch.zeros(2, 1)}, torch.zeros(1, len(x))
+
+    data = Examples(torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n) % 2)
+    run = Trainer(nn.Linear(1, 2, bias=False), data, Plan(n, q*n, steps), seed=5)
+    run.engine = count
+    run.fit()
+    assert ((drawn/steps - q).abs() < 5.8*math.sqrt(q*(1 - q)/steps)).all()
+    assert abs(torch.tensor(sizes).var().item()/(n*q*(1 - q)) - 1) < 5.5*math.sqrt(2/steps)
+    assert not (drawn == steps*q).all()  # shuffling would give every example the same count
+
+
+def test_empty_batch_takes_a_noisy_step_and_is_charged():
+    def never(*args):
+        raise AssertionError("nobody was drawn")
+
+    run = trainer(Plan(12, 1e-9, 3, 1.), engine=never)
+    before = run.model.weight.clone()
+    run.fit(2)
+    assert not torch.equal(before, run.model.weight) and run.t == run.computed == 2
+    assert run.accountant.history[0][2] == 2 and run.nonprivate_nonfinite == 0
+
+
+def test_bad_example_in_training_is_counted_and_harmless():
+    run = trainer(Plan(12, 12, 3, 1.))
+    run.data.train_x[3, 1] = math.nan
+    run.data.train_x[7, 1] = math.inf
+    run.fit()
+    assert run.model.weight.isfinite().all() and run.nonprivate_nonfinite == 6
+
+
+def jitter(x, y, g):
+    return x + .1*torch.randn(x.shape, generator=g, dtype=x.dtype), y
+
+
+def two_views(x, y, g):
+    return Views(torch.stack([x, jitter(x, y, g)[0]], 1)), y
+
+
+@pytest.mark.parametrize("augment", [None, jitter, two_views])
+@pytest.mark.parametrize("micro", [1, 3, 50, 128, 200, 1000])
+def test_micro_batches_change_nothing(micro, augment):
+    n = 400 if micro > 3 else 12  # more than three blocks of 128
+    make = partial(trainer, Plan(n, .9*n, 2), n, clip=FlatClip(.3), seed=1, augment=augment)
+    whole = make().fit()
+    parts = make(micro_batch=micro).fit()
+    for p, w in zip(parts.model.parameters(), whole.model.parameters()):
+        close(p, w)
+
+
+def test_blocks_of_a_batch_are_augmented_as_wholes():
+    "Rows low..high of a batch, which one of several processes asks for, are the batch's own."
+    run = trainer(Plan(400, 400, 2), 400, augment=jitter, seed=1)
+    idx = torch.arange(400)
+    (x, y), = run._micro_batches(idx, 0)
+    run.micro_batch = 70
+    parts = list(run._micro_batches(idx, 0, 100, 333))
+    assert [len(y) for _, y in parts] == [70, 70, 70, 23]
+    assert torch.equal(torch.cat([u for u, _ in parts]), x[100:333])
+    first = x[:128] - run.data.train_x[:128]
+    second = x[128:256] - run.data.train_x[128:256]
+    assert not torch.allclose(first, second)
+
+
+def test_masks_are_flipped_with_their_images():
+    class Same(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 1)
+
+        def forward(self, x):
+            return self.conv(x)
+
+    def flipped(x, y, g):
+        return (Views(torch.stack([x, x.flip(-1)], 1)), Views(torch.stack([y, y.flip(-1)], 1)))
+
+    def pixels(output, y):
+        return F.cross_entropy(output, y, reduction="none").mean((1, 2))
+
+    x = torch.randn(8, 1, 4, 4, dtype=torch.float64)
+    data = Examples(x, (x[:, 0] > 0).long())
+    make = partial(Trainer, data=data, plan=Plan(8, 8, 1), loss_fn=pixels, clip=FlatClip(1e9))
+    torch.manual_seed(0)
+    a = make(Same().double(), augment=flipped).step()
+    torch.manual_seed(0)
+    b = make(Same().double()).step()  # a 1x1 convolution doesn't see which way the image lies
+    close(a.model.conv.weight, b.model.conv.weight)
+
+
+def test_frozen_parameters_stay_and_cost_nothing():
+    net = conv().double()
+    run = Trainer(net, toy(8, shape=(2, 6, 6)), Plan(8, 4, 3, 1.),
+                  optimizer=torch.optim.SGD(net.parameters(), lr=1., weight_decay=.1))
+    before = {n: p.clone() for n, p in net.named_parameters()}
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)  # left over from something else
+    run.fit()
+    for n, p in net.named_parameters():
+        assert torch.equal(p, before[n]) != p.requires_grad
+        assert (p.grad is None) != p.requires_grad
+
+
+def test_a_step_that_fails_before_its_noise_costs_nothing():
+    fail = [True]
+
+    def engine(*args):
+        if fail and fail.pop():
+            raise RuntimeError("out of memory")
+        return loop_grad_sum(*args)
+
+    run = trainer(Plan(12, 12, 3, 1.), engine=engine, seed=3)
+    before = run.model.weight.detach().clone()
+    with pytest.raises(RuntimeError):
+        run.step()
+    assert run.t == run.computed == 0 and torch.equal(run.model.weight, before)
+    other = trainer(Plan(12, 12, 3, 1.), engine=loop_grad_sum, seed=3).step()
+    assert run.step().t == run.computed == 1
+    assert torch.equal(run.model.weight, other.model.weight)  # nothing of it had been seen
+
+
+def test_a_step_that_fails_after_its_noise_is_charged():
+    run, fail = trainer(Plan(12, 12, 3, 1.), seed=3), [True]
+    step = run.optimizer.step
+
+    def failing():
+        if fail and fail.pop():
+            raise RuntimeError("out of memory")
+        return step()
+
+    run.optimizer.step = failing
+    with pytest.raises(RuntimeError):
+        run.step()
+    assert (run.t, run.computed) == (0, 1)
+    first = run.model.weight.grad.clone()
+    run.step()
+    assert torch.equal(run.model.weight.grad, first) and run.t == run.computed == 1
+
+
+# Data and outputs of every kind
+
+
+def test_bf16_models_train():
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).bfloat16()
+    data = toy(64, dtype=torch.float32)
+    run = Trainer(model, data, Plan(64, 64, 5), optimizer=partial(torch.optim.SGD, lr=.1)).fit()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.grad.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert run.nonprivate_nonfinite == 0 and 0 <= run.evaluate() <= 1
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kind, self.out = nn.Embedding(4, 3), nn.Linear(8, 1)
+
+    def forward(self, numbers, kind):
+        return {"risk": self.out(torch.cat([numbers, self.kind(kind)], 1)).squeeze(1)}
+
+
+def risk_loss(output, y):
+    return F.binary_cross_entropy_with_logits(output["risk"], y, reduction="none")
+
+
+def risk_metric(output, y):
+    return binary_accuracy(output["risk"], y)
+
+
+def test_dicts_in_and_out():
+    x = {"numbers": torch.randn(40, 5), "kind": torch.arange(40) % 4}
+    y = (x["numbers"][:, 0] > 0).float()
+    data = Examples(x, y, x, y)
+    torch.manual_seed(0)
+    run = Trainer(Table(), data, Plan(40, 40, 60), loss_fn=risk_loss, metric=risk_metric,
+                  micro_batch=16).fit()
+    assert run.evaluate() > .9
+
+
+def test_files_larger_than_memory_are_read_by_micro_batches(tmp_path):
+    x = np.memmap(tmp_path/"x", np.uint8, "w+", shape=(300, 1, 8, 8))
+    x[:] = np.random.RandomState(0).randint(0, 256, x.shape)
+    data = Examples(np.memmap(tmp_path/"x", np.uint8, "r", shape=x.shape), torch.arange(300) % 3)
+    sizes = []
+
+    def engine(*args):
+        sizes.append(len(args[2]))
+        return loop_grad_sum(*args)
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    run = Trainer(model, data, Plan(300, 150, 2), micro_batch=32)
+    run.engine = engine
+    run.fit()
+    assert max(sizes) == 32 and 200 < sum(sizes) < 400
+
+
+def test_a_dataset_is_data():
+    rows = TensorDataset(torch.randn(20, 5), torch.arange(20) % 3)
+    run = Trainer(nn.Linear(5, 3), rows, Plan(20, 10, 2, 1.)).fit()
+    assert run.t == 2
+
+
+# Metrics
+
+
+def test_metrics():
+    y = torch.tensor([1, 0])
+    assert accuracy(torch.tensor([[.1, .9], [.2, .8]]), y).tolist() == [1, 0]
+    assert binary_accuracy(torch.tensor([[3.], [3.]]), y).tolist() == [1, 0]
+    assert binary_accuracy(torch.tensor([[3., -1.], [3., 1.]]), torch.tensor([[1, 1], [0, 1]])
+                           ).tolist() == [.5, .5]
+    assert squared_error(torch.tensor([[3.], [0.]]), torch.tensor([1., 1.])).tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("output, y", [
+    (torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)), (torch.zeros(4, 3), torch.zeros(4)),
+    (torch.zeros(4, 3), torch.zeros(4, 3)), ({"a": torch.zeros(4, 3)}, torch.zeros(4)),
+    (torch.zeros(4), torch.zeros(4, dtype=torch.long)),
+])
+def test_accuracy_refuses_what_is_no_classification(output, y):
+    with pytest.raises(ValueError, match="metric="):
+        accuracy(output, y)
+
+
+def test_metrics_refuse_other_numbers_of_outputs():
+    for metric in (binary_accuracy, squared_error):
+        with pytest.raises(ValueError, match="metric="):
+            metric(torch.zeros(4, 3), torch.zeros(4))
+
+
+def test_evaluate_is_the_mean_over_all_test_rows():
+    run = trainer()
+    guess = run.model(run.data.test_x).argmax(1)
+    right = (guess == run.data.test_y).double().mean().item()
+    assert run.evaluate() == run.evaluate(chunk=5) == right
+
+
+# What the trainer refuses
+
+
+def test_step_after_the_last_is_refused():
+    run = trainer(plan_of(steps=5)).fit()
+    before = run.model.weight.clone()
+    with pytest.raises(ValueError, match="step 6 .*eps=3.0 buys 5 steps"):
+        run.step()
+    assert torch.equal(before, run.model.weight) and run.t == 5 and run.epsilon() <= 3
+    with pytest.raises(ValueError, match="not paid"):
+        trainer(plan_of(steps=5)).fit(6)
+    for name in ("plan", "t", "computed"):
+        with pytest.raises(AttributeError):
+            setattr(run, name, 0)
+
+
+def test_epsilon_grows_to_the_budget_and_not_beyond():
+    plan = plan_of(steps=6, eps=2.)
+    run = trainer(plan)
+    assert run.epsilon() == 0
+    eps = [run.step().epsilon() for _ in range(6)]
+    assert eps == sorted(eps) and eps[2] == pytest.approx(plan.epsilon_after(3))
+    assert .99*2 < eps[-1] <= 2
+
+
+def test_plan_and_data_must_agree():
+    with pytest.raises(ValueError, match=r"n=12.*13 examples"):
+        Trainer(linear(), toy(13), Plan(12, 4, 2, 1.))
+    rows = TensorDataset(torch.randn(12, 5), torch.zeros(12, dtype=torch.long))
+    with pytest.raises(ValueError, match="DataLoader"):
+        Trainer(linear(), DataLoader(rows, 4), Plan(12, 4, 2, 1.))
+
+
+def test_plan_that_lies_is_refused():
+    class Fast(Plan):
+        q = .01
+
+    class Quiet(PrivacyPlan):
+        def __post_init__(self):
+            super().__post_init__()
+            object.__setattr__(self, "sigma", .1)
+
+    with pytest.raises(ValueError, match="batch_size/n"):
+        trainer(Fast(12, 4, 2, 1.))
+    with pytest.raises(ValueError, match="costs eps=inf"):
+        trainer(Plan(12, 4, 2, 0., eps=3.))
+    with pytest.raises(ValueError, match="costs eps="):
+        trainer(Plan(12, 4, 200, 1., eps=3.))
+    with pytest.raises(ValueError, match="costs eps="):
+        trainer(Quiet(n=12, batch_size=4, steps=5, eps=3., delta=1e-5, accountant=RDPAccountant))
+
+
+class Loud(FlatClip):
+    def std(self, sigma):
+        return .9*sigma*self.sensitivity
+
+
+def test_clips_augmentations_and_losses_are_tried_before_the_first_step():
+    with pytest.raises(ValueError, match="promises sensitivity"):
+        trainer(clip=Loud(1.))
+    with pytest.raises(ValueError, match="no mixup"):
+        trainer(augment=lambda x, y, g: (.5*x + .5*x.roll(1, 0), y))
+    with pytest.raises(ValueError, match="loss_fn mixes"):
+        trainer(loss_fn=lambda output, y: loss(output - output.mean(0), y))
+    trainer(augment=jitter)
+
+
+def test_optimizer_must_hold_the_model_and_nothing_else():
+    other = linear()
+    with pytest.raises(ValueError, match="lacks weight, bias"):
+        trainer(optimizer=sgd(other.parameters()))
+    net = linear()
+    with pytest.raises(ValueError, match="2 parameters that are not the model's"):
+        trainer(model=net, optimizer=sgd([*net.parameters(), *other.parameters()]))
+    optimizer = sgd(other.parameters())
+    with pytest.raises(ValueError, match="nothing to train"):
+        trainer(model=other.requires_grad_(False), optimizer=optimizer)
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5, True, "8"])
+def test_micro_batch_is_a_number_of_examples(size):
+    with pytest.raises(ValueError, match="micro_batch=.*positive int"):
+        trainer(micro_batch=size)
+
+
+# What others get to see
+
+
+def reachable(root):
+    "Every tensor that can be reached from an object, modules, classes and globals left out."
+    seen, todo, found = set(), [root], []
+    while todo:
+        o = todo.pop()
+        is_globals = isinstance(o, dict) and "__builtins__" in o
+        if id(o) in seen or is_globals or isinstance(o, (types.ModuleType, type)):
+            continue
+        seen.add(id(o))
+        if isinstance(o, torch.Tensor):
+            found.append(o)
+            if o.is_leaf and o.grad is not None:
+                found.append(o.grad)
+        todo += gc.get_referents(o)
+    return found
+
+
+def as_bytes(t):
+    return t.detach().contiguous().numpy().tobytes()
+
+
+def test_callbacks_see_nothing_that_was_not_noised():
+    secrets = set()  # bytes, not tensors: the test's own copies must not be found
+
+    def engine(*args):
+        grads, norms = loop_grad_sum(*args)
+        flat = torch.cat([g.flatten() for g in grads.values()])
+        whole = norms.square().sum(0).sqrt()
+        means = [g/4 for g in grads.values()]
+        secrets.update(map(as_bytes, (norms, whole, flat, *grads.values(), *means)))
+        return grads, norms
+
+    def look(run):
+        visible = set(map(as_bytes, reachable(run)))
+        assert not visible & secrets
+        assert all(p.grad is not None for p in run.model.parameters())
+
+    run = trainer(Plan(12, 4, 4, 1.), engine=engine, callbacks=[look]).fit()
+    assert secrets  # empty only if four batches were: less than once in 1e8
+    data = run.data
+    run.leak = loop_grad_sum(run.model, loss, data.train_x, data.train_y, run.clip)[1]
+    assert any(t is run.leak for t in reachable(run))  # the search can find what is there
+
+
+def test_seed_policy_is_told():
+    a, b = trainer(), trainer()
+    assert not torch.equal(a.step().model.weight, b.step().model.weight)
+    assert a._seed != b._seed and len(a._seed) == 64
+    plan = plan_of(steps=5)
+    assert "reproducible: the seed is not secret" in trainer(plan, seed=1).statement()
+    assert "Seed: secret" in trainer(plan).statement()
+    assert "by 0 of 5 steps" in trainer(plan).statement()
+    assert same(trainer(seed=4).fit().model, trainer(seed=4).fit().model)

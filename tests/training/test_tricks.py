@@ -1,0 +1,680 @@
+"Tricks: views before the clip, averages, schedules, plateaus that are paid for, DP-Adam."
+import copy
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dp_course.data import Views, load, multiplicity, multiplicity_with_masks
+from dp_course.data.views import views
+from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
+from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, new_seed
+from dp_course.training import (
+    EMA,
+    SCHEDULES,
+    DPAdam,
+    NoisyAccuracy,
+    Plateau,
+    Schedule,
+    TailAverage,
+    Trainer,
+    constant,
+    cosine,
+    end_line,
+    linear,
+    public,
+    step_decay,
+    swapped,
+    sweep,
+)
+from experiments import tricks as recipe
+
+loss = partial(F.cross_entropy, reduction="none")
+
+
+def gen(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors])
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def make_plan(steps=12):
+    return PrivacyPlan(n=1437, batch_size=64, steps=steps, eps=3., delta=1e-5,
+                       accountant=RDPAccountant)
+
+
+def trainer(digits, steps=12, seed=1, plan=None, **kwargs):
+    kwargs = dict(engine=fast_grad_sum, optimizer=partial(torch.optim.SGD, lr=.5)) | kwargs
+    return Trainer(net(), digits, plan or make_plan(steps), seed=seed, **kwargs)
+
+
+def same_weights(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.model.parameters(), b.model.parameters()))
+
+
+# --- views
+
+def all_crops(x, crop):
+    "Every window of the padded images, and its mirror image."
+    h, w = x.shape[2:]
+    padded = F.pad(x, (crop,)*4, mode="reflect") if crop else x
+    shifts = range(2*crop + 1)
+    crops = [padded[:, :, i:i+h, j:j+w] for i in shifts for j in shifts]
+    return torch.stack(crops + [z.flip(-1) for z in crops])
+
+
+@pytest.mark.parametrize("shape, crop", [((5, 3, 9, 6), 3), ((4, 1, 8, 8), 7), ((3, 2, 5, 5), 0)])
+def test_every_view_is_one_padded_crop(shape, crop):
+    x = torch.randn(*shape, generator=gen())
+    b, c, h, w = shape
+    shown = views(x, 6, gen(1), crop).tree
+    assert shown.shape == (b, 6, c, h, w) and shown.dtype == x.dtype
+    found = (all_crops(x, crop)[:, :, None] == shown[None]).flatten(3).all(3).any(0)
+    assert found.all()
+
+
+def test_views_are_those_of_a_gather_over_flat_pixels():
+    "The first version's formula, bit for bit."
+    x, k, crop = torch.randn(6, 3, 9, 7, generator=gen()), 5, 4
+    b, c, h, w = x.shape
+    down, right, mirror = torch.randint(2**31, (b, k, 3), generator=gen(1)).unbind(2)
+
+    def reflect(i, n):
+        return (n-1) - ((n-1) - i.abs()).abs()
+    row = reflect(torch.arange(h) + (down % (2*crop+1) - crop)[..., None], h)
+    col = reflect(torch.arange(w) + (right % (2*crop+1) - crop)[..., None], w)
+    col = torch.where((mirror % 2 == 1)[..., None], w-1-col, col)
+    pixel = (row[..., :, None]*w + col[..., None, :]).view(b, k, 1, h*w).expand(b, k, c, h*w)
+    gathered = x.reshape(b, 1, c, h*w).expand(b, k, c, h*w).gather(3, pixel)
+    assert torch.equal(views(x, k, gen(1), crop).tree, gathered.view(b, k, c, h, w))
+
+
+def test_views_cover_all_crops_evenly():
+    # 50 crops (25 shifts x 2), 100,000 views: chi^2 with 49 degrees of freedom, above 110 by
+    # chance once in 1e6
+    x = torch.arange(36.).view(1, 1, 6, 6)
+    shown = views(x, 100_000, gen(2), crop=2).tree[0, :, 0]
+    _, counts = torch.unique(shown[:, 2:4, 2:4].flatten(1), dim=0, return_counts=True)
+    assert len(counts) == 50
+    assert ((counts - 2000.)**2/2000).sum() < 110
+
+
+def test_no_flip_keeps_the_order_and_crop_0_is_the_image():
+    x = torch.randn(7, 1, 8, 8, generator=gen())
+    shown = views(x, 3, gen(), crop=0, flip=False).tree
+    assert torch.equal(shown, x[:, None].expand(7, 3, 1, 8, 8))
+    ramp = torch.arange(8.).expand(20, 1, 8, 8).contiguous()
+    middle = views(ramp, 4, gen(), crop=1, flip=False).tree[..., 2:6]
+    assert (middle.diff(dim=-1) == 1).all()
+
+
+def test_views_depend_on_their_example_and_the_generator_only():
+    x, z = torch.randn(2, 6, 3, 8, 8, generator=gen())
+    z[2] = x[2]
+    shown = views(x, 4, gen(5)).tree
+    assert torch.equal(shown[2], views(z, 4, gen(5)).tree[2])
+    assert torch.equal(shown[:4], views(x[:4], 4, gen(5)).tree)  # who is appended changes nobody
+    assert not torch.equal(shown, views(x, 4, gen(6)).tree)
+    state = torch.get_rng_state()
+    views(x, 4, gen(5))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_views_of_nobody_of_integers_and_of_strided_images():
+    assert views(torch.zeros(0, 3, 8, 8), 4, gen()).tree.shape == (0, 4, 3, 8, 8)
+    x = torch.randint(256, (3, 8, 8, 2), generator=gen(), dtype=torch.uint8).permute(0, 3, 1, 2)
+    shown = views(x, 2, gen()).tree
+    assert shown.dtype == torch.uint8
+    assert torch.equal(shown, views(x.contiguous(), 2, gen()).tree)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_views_on_a_gpu_never_wait_for_it():
+    x, g = torch.randn(5, 3, 8, 8, device="cuda"), torch.Generator("cuda").manual_seed(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        shown = views(x, 4, g, crop=2).tree
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (all_crops(x, 2)[:, :, None] == shown[None]).flatten(3).all(3).any(0).all()
+
+
+@pytest.mark.parametrize("bad", [
+    dict(k=0), dict(crop=8), dict(crop=-1), dict(x=torch.zeros(3, 8, 8)),
+    dict(x=torch.zeros(2, 1, 4, 8, 8)), dict(x={"image": torch.zeros(2, 1, 8, 8)}),
+    dict(x=Views(torch.zeros(2, 3, 1, 8, 8)))])
+def test_views_refuse(bad):
+    arguments = dict(x=torch.zeros(2, 1, 8, 8), k=2, generator=gen(), crop=1) | bad
+    with pytest.raises(ValueError, match="pass"):
+        views(**arguments)
+
+
+@pytest.mark.parametrize("channels", [(), (2,)])
+def test_a_mask_moves_with_its_image(channels):
+    x = torch.randn(6, 2, 9, 7, generator=gen())
+    mask = (x if channels else x[:, 0]) > 0
+    shown, masks = multiplicity_with_masks(4, crop=2)(x, mask, gen(1))
+    assert torch.equal(shown.tree, views(x, 4, gen(1), crop=2).tree)
+    assert masks.tree.dtype == torch.bool and masks.tree.shape == (6, 4, *channels, 9, 7)
+    assert torch.equal(masks.tree, (shown.tree if channels else shown.tree[:, :, 0]) > 0)
+    nobody, nothing = multiplicity_with_masks(4, crop=2)(x[:0], mask[:0], gen(1))
+    assert nobody.tree.shape == (0, 4, 2, 9, 7) and nothing.tree.shape == (0, 4, *channels, 9, 7)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 8, 7), (3, 8, 8), (2, 1, 1, 8, 8)])
+def test_masks_must_fit_their_images(shape):
+    with pytest.raises(ValueError, match="don't go with images"):
+        multiplicity_with_masks(2, crop=1)(torch.zeros(2, 1, 8, 8), torch.zeros(shape), gen())
+
+
+@pytest.mark.parametrize("engine", [loop_grad_sum, fast_grad_sum])
+def test_sensitivity_with_views_is_the_clip_and_k_times_that_if_each_is_clipped(digits, engine):
+    k, x, y = 4, digits.normalize(digits.train_x[:12]).double(), digits.train_y[:12]
+    model = net().double()
+
+    def clipped(x, y):
+        return flat(engine(model, loss, x, y, FlatClip(1.))[0].values())
+
+    def before(x, y):
+        return clipped(views(x, k, gen(3), 1, False), y)
+
+    def after(x, y):
+        rows = views(x, k, gen(3), 1, False).tree.flatten(0, 1)
+        return clipped(rows, y.repeat_interleave(k))
+
+    ones = torch.ones(1, 1, 8, 8, dtype=torch.float64)
+    strangers = [(s*ones, torch.tensor([c])) for s in (0., 1., 1e4) for c in (0, 5)]
+
+    def worst(f):
+        moves = [f(torch.cat([x, z]), torch.cat([y, c])) - f(x, y) for z, c in strangers]
+        return max(move.norm().item() for move in moves)
+    assert worst(before) == pytest.approx(1, abs=1e-6)
+    assert worst(after) == pytest.approx(k, abs=1e-3)
+
+
+def test_trainer_takes_views_and_refuses_mixing(digits):
+    run = trainer(digits, 3, augment=multiplicity(3, 1, False), micro_batch=16).fit()
+    assert run.t == 3
+
+    def mixup(x, y, generator):
+        return views((x + x.roll(1, 0))/2, 2, generator), y
+    with pytest.raises(ValueError, match="mix"):
+        trainer(digits, augment=mixup)
+
+
+def test_views_do_not_change_the_noise(digits):
+    def sigma(k):
+        return trainer(digits, 3, augment=multiplicity(k, 1, False)).plan.sigma
+    assert sigma(1) == sigma(8)
+
+
+# --- averages
+
+def walk(averages, steps=30, seed=0):
+    "A fake run whose iterates are known."
+    model, g = nn.Linear(3, 2), gen(seed)
+    iterates, run = [], SimpleNamespace(model=model, t=0)
+    for run.t in range(1, steps+1):
+        for p in model.parameters():
+            p.data.copy_(torch.randn(p.shape, generator=g))
+        iterates.append({n: p.detach().clone().double() for n, p in model.named_parameters()})
+        for average in averages:
+            average(run)
+    return iterates, run
+
+
+def assert_average(average, want):
+    assert average.weights.keys() == want.keys()
+    for name, w in want.items():
+        torch.testing.assert_close(average.weights[name].double(), w, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "decay, warmup", [(.9, True), (.9, False), (.2, True), (0., False), (.999, True)])
+def test_ema_is_the_recursion(decay, warmup):
+    ema = EMA(decay, warmup)
+    iterates, _ = walk([ema])
+    want = iterates[0]
+    for t, w in enumerate(iterates[1:], 1):
+        d = min(decay, (1+t)/(10+t)) if warmup else decay
+        want = {n: d*want[n] + (1-d)*w[n] for n in w}
+    assert_average(ema, want)
+
+
+def test_tail_average_is_the_mean():
+    tail, whole, late = TailAverage(20), TailAverage(), TailAverage(50)
+    iterates, _ = walk([tail, whole, late])
+
+    def mean(some):
+        return {n: torch.stack([w[n] for w in some]).mean(0) for n in some[0]}
+    assert_average(tail, mean(iterates[20:]))
+    assert_average(whole, mean(iterates))
+    assert late.weights == {}
+
+
+def test_averages_in_half_precision_keep_small_shares():
+    model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    ema, run = EMA(.999, warmup=False), SimpleNamespace(model=model, t=1)
+    for value in [1.] + [2.]*500:
+        nn.init.constant_(model.weight, value)
+        ema(run)
+    assert ema.weights["weight"].item() == pytest.approx(2 - .999**500, abs=1e-3)
+
+
+def test_tied_and_frozen_parameters():
+    a = nn.Linear(3, 3)
+    model = nn.Sequential(a, nn.Linear(3, 3), a)
+    model[1].requires_grad_(False)
+    ema = EMA(.5)
+    ema(SimpleNamespace(model=model, t=1))
+    assert set(ema.weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}  # as a release has
+
+
+def test_swapped_comes_back_even_after_an_exception(digits):
+    model = net()
+    old = copy.deepcopy(model.state_dict())
+
+    def is_old():
+        return all(torch.equal(v, old[n]) for n, v in model.state_dict().items())
+    with pytest.raises(RuntimeError, match="halfway"):
+        with swapped(model, {"1.bias": torch.ones(10)}):
+            assert (model[1].bias == 1).all() and torch.equal(model[1].weight, old["1.weight"])
+            raise RuntimeError("halfway")
+    assert is_old()
+    with pytest.raises(ValueError, match="another model"):
+        with swapped(model, {"2.bias": torch.ones(10)}):
+            pass
+    half_wrong = {"1.weight": torch.zeros(10, 64), "1.bias": torch.ones(3, 3)}
+    with pytest.raises(RuntimeError):  # a wrong shape, after one tensor has gone in
+        with swapped(model, half_wrong):
+            pass
+    assert is_old()
+
+
+def test_evaluate_measures_the_average_and_leaves_the_run_alone(digits):
+    def run(look):
+        ema = EMA(.9)
+        peek = [lambda t: ema.evaluate(t)] if look else []
+        return trainer(digits, callbacks=[ema, *peek]).fit(), ema
+    (looked, ema), (blind, _) = run(True), run(False)
+    assert same_weights(looked, blind)
+    twin = net()
+    twin.load_state_dict(ema.weights)
+    guess = twin(digits.normalize(digits.test_x)).argmax(1)
+    assert ema.evaluate(looked) == (guess == digits.test_y).double().mean().item()
+
+
+def test_averages_schedules_and_views_resume_bit_identically(digits, tmp_path):
+    def run():
+        schedule = Schedule(1., "cosine", 12, warmup=4)
+        return trainer(digits, callbacks=[EMA(.8), TailAverage(6), schedule],
+                       augment=multiplicity(2, 1, False),
+                       optimizer=partial(torch.optim.SGD, lr=schedule.at(0), momentum=.9))
+    whole = run().fit()
+    run().fit(8).save(tmp_path/"a")
+    again = run().load(tmp_path/"a").fit()
+    assert same_weights(whole, again)
+    for a, b in zip(whole.callbacks[:2], again.callbacks[:2]):
+        assert a.count == b.count
+        assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
+
+
+def test_release_publishes_the_average(digits, tmp_path):
+    ema = EMA(.8)
+    run = trainer(digits, callbacks=[ema]).fit()
+    run.release(tmp_path/"r")
+    out = torch.load(tmp_path/"r", weights_only=True)["weights"]
+    assert all(torch.equal(out[n], w) for n, w in ema.weights.items())
+    assert not torch.equal(out["1.weight"], run.model[1].weight)
+
+
+def test_state_dict_is_a_copy():
+    ema = EMA(.9)
+    walk([ema], 3)
+    state = ema.state_dict()
+    before = {n: w.clone() for n, w in state["weights"].items()}
+    twin = EMA(.9)
+    twin.load_state_dict(state)
+    walk([twin], 3, seed=5)
+    assert all(torch.equal(state["weights"][n], w) for n, w in before.items())
+
+
+def test_an_average_serves_one_run(digits):
+    ema = EMA(.9)
+    trainer(digits, callbacks=[ema]).fit(2)
+    with pytest.raises(ValueError, match="one per trainer"):
+        trainer(digits, callbacks=[ema]).fit(1)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: EMA(1.), lambda: EMA(-.1), lambda: EMA(float("nan")), lambda: TailAverage(-1)])
+def test_averages_refuse(make):
+    with pytest.raises(ValueError, match="pass"):
+        make()
+
+
+# --- schedules
+
+def test_shapes():
+    assert constant(7, 10) == 1
+    assert [linear(t, 10) for t in (0, 5, 10, 12)] == [1, .5, 0, 0]
+    assert [round(cosine(t, 10), 6) for t in (0, 5, 10, 12)] == [1, .5, 0, 0]
+    assert [step_decay(t, 8, (.5, .75), .1) for t in (0, 3, 4, 6)] == pytest.approx([1, 1, .1, .01])
+
+
+@pytest.mark.parametrize("shape", [linear, cosine])
+def test_warm_up_and_floor(shape):
+    assert [shape(t, 10, warmup=4) for t in range(4)] == [.25, .5, .75, 1]
+    assert shape(4, 10, warmup=4) == 1
+    assert shape(10, 10, floor=.2) == pytest.approx(.2)
+    assert shape(10, 10, warmup=4) == pytest.approx(0)
+    falling = [shape(t, 50, 5, .1) for t in range(4, 51)]
+    assert all(a >= b for a, b in zip(falling, falling[1:]))
+    assert shape(20, 10, warmup=10) == pytest.approx(0) and 0 < shape(3, 4, warmup=9) < 1
+
+
+def test_schedule_sets_the_rate_of_the_next_step(digits):
+    schedule, seen = Schedule(2., "linear", 4), []
+
+    def look(run):
+        seen.append(run.optimizer.param_groups[0]["lr"])
+    trainer(digits, 4, callbacks=[schedule, look],
+            optimizer=partial(torch.optim.SGD, lr=schedule.at(0))).fit()
+    assert seen == [1.5, 1., .5, 0.]
+    assert set(SCHEDULES) == {"constant", "linear", "cosine", "step"}
+
+
+def test_schedule_refuses(digits):
+    with pytest.raises(ValueError, match="unknown"):
+        Schedule(1., "cosin", 10)
+    schedule = Schedule(1., "cosine", 12, warmup=3)
+    run = trainer(digits, callbacks=[schedule], optimizer=partial(torch.optim.SGD, lr=1.))
+    with pytest.raises(ValueError, match=r"lr=schedule.at\(0\)"):
+        run.fit(1)
+
+
+# --- DP-Adam
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(lr=.1, betas=(.5, .7), eps=1e-3), dict(betas=(0., 0.))])
+def test_without_correction_it_is_adam(options):
+    def draw(seed):
+        return torch.randn(4, 3, dtype=torch.float64, generator=gen(seed))
+    a = [nn.Parameter(draw(i)) for i in range(3)]
+    b = [nn.Parameter(p.detach().clone()) for p in a]
+    ours, theirs = DPAdam(a, **options), torch.optim.Adam(b, **options)
+    for t in range(20):
+        for i, (p, q) in enumerate(zip(a, b)):
+            p.grad = q.grad = None if i == t % 4 else draw(t + 9*i)
+        ours.step()
+        theirs.step()
+    for p, q in zip(a, b):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("stds", [.3, [.3, 0., 2.]])
+def test_correction_is_the_formula(stds):
+    lr, b1, b2, floor = .01, .9, .99, 1e-3
+    params = [nn.Parameter(torch.zeros(50, dtype=torch.float64)) for _ in range(3)]
+    optimizer = DPAdam(params, lr, (b1, b2), noise_std=stds, floor=floor)
+    m, v, w = torch.zeros(3, 3, 50, dtype=torch.float64)
+    for t in range(1, 25):
+        for i, p in enumerate(params):
+            g = .5*torch.randn(50, dtype=torch.float64, generator=gen(100*t + i))
+            p.grad = g
+            m[i] = b1*m[i] + (1-b1)*g
+            v[i] = b2*v[i] + (1-b2)*g*g
+            std = stds if isinstance(stds, float) else stds[i]
+            m_hat, v_hat = m[i]/(1 - b1**t), v[i]/(1 - b2**t)
+            root = (v_hat - std**2).clamp(min=floor).sqrt() if std else v_hat.sqrt() + 1e-8
+            w[i] -= lr*m_hat/root
+        optimizer.step()
+    torch.testing.assert_close(torch.stack([p.detach() for p in params]), w, rtol=0, atol=1e-12)
+
+
+def test_from_plan_knows_the_noise_that_the_trainer_adds(digits):
+    # 650 coordinates x 12 steps: the sample std is off by more than 4.5 % once in 1e8
+    plan, clip, grads = make_plan(), FlatClip(.3), []
+
+    def look(run):
+        grads.append(flat(p.grad for p in run.params.values()))
+    run = Trainer(net(), digits, plan, loss_fn=lambda output, y: 1e-9*output.sum(1), clip=clip,
+                  seed=2, callbacks=[look],
+                  optimizer=DPAdam.from_plan(plan, clip, lr=.01)).fit()
+    std = run.optimizer.param_groups[0]["noise_std"]
+    assert std == pytest.approx(.3*plan.sigma/64)
+    assert torch.cat(grads).std().item() == pytest.approx(std, rel=.045)
+
+
+def test_from_plan_with_one_std_per_tensor(digits):
+    class PerTensor(FlatClip):
+        def std(self, sigma):
+            return torch.tensor([1., 2.])*sigma
+    plan = make_plan(3)
+    optimizer = DPAdam.from_plan(plan, PerTensor(1.))(net().parameters())
+    want = pytest.approx([plan.sigma/64, 2*plan.sigma/64])
+    assert optimizer.param_groups[0]["noise_std"] == want
+
+
+def test_adam_resumes_bit_identically(digits, tmp_path):
+    plan, clip = make_plan(), FlatClip(1.)
+
+    def run():
+        return trainer(digits, clip=clip, optimizer=DPAdam.from_plan(plan, clip, lr=.01))
+    whole = run().fit()
+    run().fit(7).save(tmp_path/"a")
+    assert same_weights(whole, run().load(tmp_path/"a").fit())
+
+
+@pytest.mark.parametrize("bad", [
+    dict(lr=-1), dict(betas=(1., .9)), dict(floor=0.), dict(noise_std=-1.),
+    dict(noise_std=[.1, math.inf])])
+def test_adam_refuses(bad):
+    with pytest.raises(ValueError, match="pass"):
+        DPAdam(net().parameters(), **bad)
+
+
+def test_adam_refuses_the_wrong_number_of_stds():
+    model = net()
+    optimizer = DPAdam(model.parameters(), noise_std=[.1]*3)
+    model(torch.zeros(1, 1, 8, 8)).sum().backward()
+    with pytest.raises(ValueError, match="3 noise_std for 2 tensors"):
+        optimizer.step()
+
+
+def test_adam_evaluates_a_closure():
+    p = nn.Parameter(torch.ones(3))
+    optimizer = DPAdam([p], lr=.1)
+
+    def closure():
+        optimizer.zero_grad()
+        value = p.square().sum()
+        value.backward()
+        return value
+    assert optimizer.step(closure).item() == 3 and (p < 1).all()
+
+
+# --- plateaus
+
+def test_plateau_is_reduce_on_plateau():
+    values = [.1, .2, .2, .15, .19, .3, .3, .29, .31, .3, .3, .3, .3, .3, .3]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, "max", factor=.5, patience=2, threshold=0., threshold_mode="abs")
+    ours = Plateau(public(lambda run: values[run.t//2-1]), every=2)
+    run = SimpleNamespace(t=1, optimizer=SimpleNamespace(param_groups=[{"lr": 1.}]))
+    for run.t in range(1, 2*len(values)+1):
+        ours(run)
+        if run.t % 2 == 0:
+            theirs.step(values[run.t//2-1])
+            assert run.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    assert len(ours.history) == len(values) and ours.history[-1][2] < 1
+
+
+def looking_plan(sigma, looks, eps=3.):
+    return PrivacyPlan(n=1437, batch_size=64, steps=12, eps=eps, delta=1e-5,
+                       accountant=RDPAccountant, releases=(sigma,)*looks)
+
+
+def test_the_noisy_metric_is_noised(digits):
+    x, y = digits.test_x[:50], digits.test_y[:50]
+    free = SimpleNamespace(n=1437, batch_size=64, steps=12, q=64/1437, sigma=1., eps=math.inf,
+                           delta=1e-5, accountant=RDPAccountant)
+    run = Trainer(net(), digits, free).fit(3)
+    exact = (run.model(digits.normalize(x)).argmax(1) == y).double().mean().item()
+    noisy = NoisyAccuracy(x, y, 5., 500)
+    draws = []
+    for seed in range(400):
+        run._secret = new_seed(seed)
+        draws.append(noisy(run)*50 - exact*50)
+    draws = torch.tensor(draws)
+    assert abs(draws.mean()) < 5*5/20      # each fails by chance less than once in 1e6
+    assert .8 < draws.std()/5 < 1.2
+
+
+def test_equal_looks_are_one_and_no_more_than_planned_are_taken(digits):
+    run = trainer(digits, plan=looking_plan(3., 2, eps=8.)).fit(1)
+    threes = digits.test_y == 3
+    metric = NoisyAccuracy(digits.test_x[threes], digits.test_y[threes], 3., 2)
+    first = metric(run)
+    assert metric(run) == first
+    answers = []
+    for label in (3, 5):           # first all of them are right, then none
+        run.model[1].bias.data.copy_(100*F.one_hot(torch.tensor(label), 10))
+        try:
+            answers.append(metric(run))
+        except ValueError as error:
+            assert "2 looks were planned, and taken" in str(error)
+    assert len(answers) == 1 and abs(answers[0] - 1) > 1e-9
+    assert sum(n for _, sigma, n in run.accountant.history if sigma == 3.) == 2
+
+
+def test_looks_that_were_not_planned_are_refused_and_statement_says_the_total(digits, tmp_path):
+    plateau = Plateau(NoisyAccuracy(digits.train_x, digits.train_y, 5., 12), every=1)
+    run = trainer(digits, callbacks=[plateau])
+    with pytest.raises(ValueError, match=r"plan for it with PrivacyPlan\(releases"):
+        run.fit()
+    assert run.epsilon() <= 3 and not plateau.history
+    run = trainer(digits, callbacks=[plateau], plan=looking_plan(5., 12, eps=4.)).fit()
+    total = RDPAccountant().step(1., 5., 12).step(run.plan.q, run.plan.sigma, 12).epsilon(1e-5)
+    assert run.t == len(plateau.history) == 12
+    assert run.epsilon() == pytest.approx(total) and 2.5 < total <= 4
+    assert f"eps = {total:.4g}" in run.statement()
+    assert "12 x accuracy on 1437 private examples" in run.statement()
+    run.release(tmp_path/"r")
+    assert torch.load(tmp_path/"r", weights_only=True)["statement"] == run.statement()
+    end = end_line({"preset": "none"}, run, 1., .5, "steps")
+    by_pld = PLDAccountant().step(1., 5., 12).step(run.plan.q, run.plan.sigma, 12).epsilon(1e-5)
+    assert end["eps_rdp"] == pytest.approx(total) and run.epsilon(PLDAccountant) <= by_pld*1.001
+
+
+def test_exact_metrics_on_private_rows_are_refused(digits):
+    def exact(run):
+        return (run.model(digits.normalize(digits.train_x)).argmax(1) == digits.train_y).mean()
+
+    with pytest.raises(ValueError, match="nobody knows what it looks at"):
+        Plateau(exact, every=1)
+    Plateau(Trainer.evaluate, every=1)
+    held_out = digits.split(300)
+    plan = PrivacyPlan(n=1137, batch_size=64, steps=2, eps=3., delta=1e-5)
+    run = Trainer(net(), held_out, plan, callbacks=[Plateau(Trainer.evaluate, every=1)])
+    with pytest.raises(ValueError, match="held out of the private training set"):
+        run.step()
+    assert "validation split are nonprivate" in run.statement()
+    assert "validation" not in trainer(digits).statement()
+
+
+def test_two_metrics_do_not_share_their_noise(digits):
+    a, b = (Plateau(NoisyAccuracy(digits.test_x, digits.test_y, 30., 2), 1) for _ in range(2))
+    trainer(digits, callbacks=[a, b], plan=looking_plan(30., 4)).fit(2)
+    assert a.history[0][1] != b.history[0][1]
+
+
+def test_the_bill_is_the_composition():
+    plan = make_plan()
+    metric = NoisyAccuracy(torch.zeros(5, 1, 8, 8), torch.zeros(5), 10., 20)
+    bill = partial(epsilon, delta=1e-5, accountant=RDPAccountant)
+    look = bill(q=1., sigma=10., steps=20)
+    training = bill(q=plan.q, sigma=plan.sigma, steps=12)
+    both = RDPAccountant().step(plan.q, plan.sigma, 12).step(1., 10., 20).epsilon(1e-5)
+    assert metric.epsilon(plan) == pytest.approx(both) and both > max(3*.99, look)
+    assert metric.epsilon(plan, disjoint=True) == pytest.approx(max(look, training))
+    loud = NoisyAccuracy(torch.zeros(5, 1), torch.zeros(5), .5, 20)
+    assert loud.epsilon(plan, disjoint=True) > 10
+
+
+def test_plateau_resumes_bit_identically_with_its_bill(digits, tmp_path):
+    def run(looks=6, **kwargs):
+        metric = NoisyAccuracy(digits.test_x, digits.test_y, 30., looks)
+        plan = looking_plan(30., 6)
+        return trainer(digits, callbacks=[Plateau(metric, 2, patience=0)], plan=plan, **kwargs)
+    whole = run().fit()
+    run().fit(6).save(tmp_path/"a")
+    run().load(tmp_path/"a").fit(2)  # this one is lost, but not its entries
+    again = run().load(tmp_path/"a").fit()
+    (a,), (b,) = whole.callbacks, again.callbacks
+    assert a.history == b.history and len(a.history) == 6
+    assert whole.epsilon() == again.epsilon() and again.computed == 12
+    run().fit(6).save(tmp_path/"b")
+    other = run(looks=4, seed=9).load(tmp_path/"b")  # new randomness: 3 answers stay on the bill
+    with pytest.raises(ValueError, match="4 looks were planned"):
+        other.fit()
+
+
+ONE = torch.ones(1)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Plateau(public(max), 0), lambda: Plateau(public(max), 1, patience=-1),
+    lambda: Plateau(public(max), 1, factor=1.), lambda: NoisyAccuracy([], [], 1., 1),
+    lambda: NoisyAccuracy(ONE, ONE, 0., 1), lambda: NoisyAccuracy(ONE, ONE.repeat(2), 1., 1),
+    lambda: NoisyAccuracy(ONE, ONE, 1., 0)])
+def test_plateaus_refuse(make):
+    with pytest.raises(ValueError, match="pass"):
+        make()
+
+
+# --- the sweep
+
+def test_the_recipe_runs_and_measures_every_average(digits):
+    config = recipe.RUNGS["+ views"] | dict(batch_size=64)
+    run = recipe.train(digits, config, 1., 0, examples=3*64).fit()
+    assert set(recipe.measure(run)) == {"accuracy", "ema", "ema_no_warmup", "tail"}
+    assert run.t == 3 and run.epsilon() <= recipe.EPS
+
+
+def test_the_records_of_the_sweep_are_what_they_say():
+    rows = sweep("tricks")
+    assert len(rows) == 113
+    for row in rows[::12]:
+        assert row["eps"] <= 8 and row["q"] == row["batch_size"]/row["n"]
+        spent = epsilon(q=row["q"], sigma=row["sigma"], steps=row["steps"], delta=row["delta"])
+        assert spent == pytest.approx(row["eps"], rel=1e-6)
+
+
+def test_the_sweep_tested_what_was_best_on_held_out_images():
+    found = {}
+    for row in sweep("tricks"):
+        key = row.get("setting", "many"), row["rung"]
+        found.setdefault(key, {"tune": [], "final": []})[row["stage"]].append(row)
+    tested = {key: runs for key, runs in found.items() if runs["final"]}
+    assert len(tested) >= 10
+    for runs in tested.values():
+        best = max(runs["tune"], key=lambda row: row["accuracy"])["lr"]
+        assert best in {row["lr"] for row in runs["final"]}
