@@ -51,13 +51,12 @@ test: .venv/.ready ## notebooks, tests and sync checks, offline, under ten minut
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .venv/oracles kymatio==0.3.0 scipy==1.16.3 configparser appdirs
 	@touch $@
 
-test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do: slow cells, live oracles (about five minutes)
-	@echo "1/3 the slow cells of every notebook ..."
+test-slow: .venv/oracles/.ready ## what `make test` leaves out and a CPU can do: slow cells, slow tests, live oracles
+	@echo "1/2 the slow cells of every notebook ..."
 	@$(ONE) $(BIN)/nbdev_test --n_workers 2 --timing --flags slow
-	@echo "2/3 the tests that need kymatio ..."
-	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/features/test_scattering.py -k kymatio $(ARGS)
-	@echo "3/3 twenty kills ..."
-	@DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/training/test_faults.py -k twenty
+	@echo "2/2 the slow tests, and those that need kymatio ..."
+	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests -m slow -n 2 --dist worksteal $(ARGS)
+	@PYTHONPATH=.venv/oracles $(BIN)/python -m pytest tests/features -k kymatio $(ARGS)
 
 test-path: .venv/.ready ## every lesson with the installed wheel, from another folder, as a student has it (about ten minutes)
 	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/house/test_student_path.py -s $(ARGS)

@@ -11,6 +11,17 @@ matplotlib.use("Agg")
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
+def pytest_collection_modifyitems(items):
+    "Leave out what is slow, or needs a GPU that is not here."
+    later = pytest.mark.skip(reason="slow: make test-slow runs it")
+    lacking = pytest.mark.skip(reason="there is no GPU")
+    for item in items:
+        if "slow" in item.keywords and "DP_COURSE_SLOW" not in os.environ:
+            item.add_marker(later)
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(lacking)
+
+
 @pytest.fixture(autouse=True)
 def a_seed_of_its_own(request):
     "Random draws depend on the test's name, not on which tests ran before it on this machine."

@@ -453,7 +453,7 @@ def test_kill_at_any_system_call_changes_nothing(tmp_path, monkeypatch):
     survive(tmp_path, 4, seed=0)
 
 
-@pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-slow: twenty kills")
+@pytest.mark.slow
 def test_twenty_kills_at_any_system_call_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     died_at = survive(tmp_path, 20, seed=1)
