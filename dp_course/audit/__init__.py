@@ -17,7 +17,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "noise": """
         Canaries draw_projections least_mu quiet_tensors""",
     "release": """
-        Released draw_moves release_tests replay_release""",
+        CanaryMoves draw_moves release_tests replay_release""",
     "replay": """
         Replay draw_ratios nudged stranger""",
     "sampler": """

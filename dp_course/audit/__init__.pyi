@@ -35,7 +35,7 @@ from .noise import Canaries as Canaries
 from .noise import draw_projections as draw_projections
 from .noise import least_mu as least_mu
 from .noise import quiet_tensors as quiet_tensors
-from .release import Released as Released
+from .release import CanaryMoves as CanaryMoves
 from .release import draw_moves as draw_moves
 from .release import release_tests as release_tests
 from .release import replay_release as replay_release
