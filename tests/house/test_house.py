@@ -337,8 +337,9 @@ def lacking(path):
     figures = [o for c in code for o in c.outputs if "image/png" in o.get("data", {})]
     exercises = [c for c in cells(path, "markdown") if "### Exercise" in c.source]
     solutions = [c for c in code if "solution" in c.metadata.get("tags", [])]
-    prose = len(cells(path, "markdown"))
-    found = {"prose": prose < len(nbformat.read(path, 4).cells)/3, "figures": len(figures) < 2, "exercises": len(exercises) < 3,
+    prose, cells_in_all = len(cells(path, "markdown")), len(nbformat.read(path, 4).cells)
+    found = {"prose": prose < cells_in_all/3, "figures": len(figures) < 2,
+             "exercises": len(exercises) < 3,
              "solutions": len(solutions) < len(exercises) - 1,
              "folds": not all(c.metadata.jupyter.source_hidden for c in solutions)}
     return [words for words, holds in found.items() if holds]
