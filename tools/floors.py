@@ -8,10 +8,10 @@ import notebooks
 
 PACKAGES = {  # from the ground floor up
     "privacy": "What is promised, and what does it cost?",
-    "data": "What is a batch, and where does it come from?",
+    "data": "What is a batch, and where from?",
     "gradients": "One example's gradient, fast.",
     "models": "Which networks?",
-    "training": "How does it become something that I can trust?",
+    "training": "How does it become trustworthy?",
     "features": "What needs no budget?",
     "audit": "How do I attack my own epsilon?",
     "cli": "The run, its record, and how it is read.",
@@ -21,6 +21,7 @@ PACKAGES = {  # from the ground floor up
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [("basics", "diagrams"), ("privacy", "data"), ("gradients",), ("models", "training"),
           ("features",), ("audit", "cli"), ("exercises",)]
+QUESTIONS = {"basics": "seeds, checks, figures", "diagrams": "boxes and arrows", **PACKAGES}
 COLORS = ["#999999", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9"]
 WIDTH, HEIGHT, GAP = 760, 64, 26
 
@@ -54,6 +55,15 @@ def arrows():
     return found
 
 
+def shown(needs):
+    "Only the arrows that no way through another package implies."
+    def reached(start):
+        return needs[start].union(*map(reached, needs[start]))
+    return {package: {other for other in others
+                      if not any(other in reached(between) for between in others)}
+            for package, others in needs.items()}
+
+
 def places():
     "package -> (x, y, width) of its box; the ground floor is at the bottom."
     found = {}
@@ -76,17 +86,19 @@ def wrapped(words, width):
 
 def plan():
     "The floor plan as SVG."
-    spots, needs, found = places(), arrows(), rooms()
+    spots, needs, found = places(), shown(arrows()), rooms()
     parts = []
     for package, others in needs.items():
         x, y, width = spots[package]
         for other in sorted(others & spots.keys()):
             u, v, wide = spots[other]
+            if v == y:
+                continue  # neighbours: diagrams takes its colours from basics
             start = x + width*(.3 + .4*(u + wide/2)/WIDTH)
             end = u + wide*(.3 + .4*(x + width/2)/WIDTH)
             parts.append(f'<path d="M{start:.0f} {y + HEIGHT} C{start:.0f} {y + HEIGHT + 30} '
                          f'{end:.0f} {v - 30} {end:.0f} {v}" fill="none" stroke="#888" '
-                         'stroke-opacity=".45"/>')
+                         'stroke-width="1.5"/>')
     for floor, color in zip(FLOORS, COLORS):
         for package in floor:
             x, y, width = spots[package]
@@ -95,6 +107,9 @@ def plan():
                          f'fill="white" stroke="{color}" stroke-width="2"/>')
             parts.append(f'<text x="{x + 10:.0f}" y="{y + 18}" font-size="14" font-weight="bold" '
                          f'fill="{color}">{package}</text>')
+            parts.append(f'<text x="{x + width - 10:.0f}" y="{y + 18}" font-size="11" '
+                         f'text-anchor="end" font-style="italic" fill="#333">'
+                         f'{escape(QUESTIONS[package])}</text>')
             for i, line in enumerate(wrapped(names, width - 20)):
                 parts.append(f'<text x="{x + 10:.0f}" y="{y + 33 + 13*i}" font-size="11" '
                              f'fill="#333">{escape(line)}</text>')
@@ -121,7 +136,7 @@ def table():
             place = made[module].relative_to(ROOT).as_posix()
             words = said(path).replace("|", "/").splitlines()
             rows.append(f"| [{path.stem}](../{place}) | {words[0] if words else ''} |")
-        question = PACKAGES.get(package, "How do I read this course?")
+        question = QUESTIONS[package]
         parts.append("\n".join([f"**{package}**: {question}", "", *rows]))
     return "\n\n".join(parts)
 
