@@ -38,6 +38,7 @@ def settings(folder, name="*", student="*"):
     course = config.CourseDirectory
     course.root, course.assignment_id, course.student_id = str(folder), name, student
     course.db_url = f"sqlite:///{folder}/gradebook.db"
+    config.HTMLExporter.sanitize_html = True  # of feedback pages: no script of a student's runs
     config.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE\n..."}
     config.ClearSolutions.begin_solution_delimeter = "### BEGIN SOLUTION"
     config.ClearSolutions.end_solution_delimeter = "### END SOLUTION"

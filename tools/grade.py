@@ -1,7 +1,7 @@
 """Grade a folder of notebooks: `python tools/grade.py SUBMISSIONS [--out FOLDER]`.
 
 nbgrader does the grading, with a gradebook; what a student wrote runs elsewhere, one process for
-each submission, with limits (see grade_sandbox.py), and only its outputs come back here.
+each submission, in a box (see grade_box.py), and only its outputs come back here.
 """
 import argparse
 import csv
@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 import assign
+import grade_box
 import grade_sandbox
 import nbformat
 
@@ -67,8 +68,8 @@ def collect(path, to, alone):
 
 class Sandbox:
     "Runs jobs in a process that has imported the course."
-    def __init__(self, limits, locked=True):
-        self.limits, self.locked = {**grade_sandbox.LIMITS, **limits}, locked
+    def __init__(self, limits, boxed=True):
+        self.limits, self.boxed = {**grade_sandbox.LIMITS, **limits}, boxed
         self.folder = Path(tempfile.mkdtemp(prefix="grade-"))
         self.count, self.lock = 0, Lock()
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
@@ -91,7 +92,7 @@ class Sandbox:
             item.chmod(0o755 if item.is_dir() else 0o644)
         result = place/"result.json"
         job = dict(folder=str(place/"work"), result=str(result), cells=cells, limits=self.limits,
-                   locked=self.locked, fresh=fresh)
+                   boxed=self.boxed, fresh=fresh)
         with self.lock:
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
@@ -227,7 +228,7 @@ def _clear(course, who, name):
 # --- all of it
 
 
-def grade(folder, out, jobs=2, limits={}, locked=True, feedback=True, say=print):
+def grade(folder, out, jobs=2, limits={}, boxed=True, feedback=True, say=print):
     "Rows of the table: student, assignment, score, most, points of each question, note."
     found = find(folder)
     asked = {name for _, name in found}
@@ -241,7 +242,7 @@ def grade(folder, out, jobs=2, limits={}, locked=True, feedback=True, say=print)
         notes[who, name] = _autograde(course, who, name, None)
     readable = [key for key in found if not notes[key]]
     fresh = {name: assign.fresh_cells(name) for name in asked}
-    sandbox = Sandbox(limits, locked)
+    sandbox = Sandbox(limits, boxed)
 
     def work(key):
         who, name = key
@@ -291,10 +292,6 @@ def write_tables(rows, out):
     (out/"grades.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-UNLOCKED = ("This machine cannot lock folders (Linux 5.13 or newer does): a submission could read "
-            "and delete your files. Grade on Linux or in a container there, or say --unprotected.")
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("submissions", help="ada/a1.ipynb, ada/a1/a1.ipynb or ada_a1.ipynb")
@@ -302,21 +299,21 @@ def main(argv=None):
     parser.add_argument("--jobs", type=int, default=2, help="submissions at a time")
     parser.add_argument("--seconds", type=int, default=300, help="for one notebook")
     parser.add_argument("--memory", type=int, default=3000, help="MB beyond the libraries")
-    parser.add_argument("--unprotected", action="store_true", help="run without locked folders")
+    parser.add_argument("--unprotected", action="store_true", help="run without the box")
     args = parser.parse_args(argv)
     if not Path(args.submissions).is_dir():
         return f"no folder {args.submissions!r}: make grade SUBMISSIONS=dir"
     if not find(args.submissions):
         return (f"{args.submissions} holds no notebook of {', '.join(assign.names())}: "
                 "they are called ada/a1.ipynb, ada/a1/a1.ipynb or ada_a1.ipynb")
-    if not (args.unprotected or grade_sandbox.landlock_version()):
-        return UNLOCKED
+    lacks = grade_box.missing()
+    if lacks and (not args.unprotected or os.getuid() == 0):
+        return lacks
     warnings.filterwarnings("ignore", module="nbgrader")  # of SQLAlchemy, about its queries
     began = time.monotonic()
     out = Path(args.out).resolve()
     limits = dict(seconds=args.seconds, memory_mb=args.memory)
-    locked = bool(grade_sandbox.landlock_version())
-    rows = grade(Path(args.submissions).resolve(), out, args.jobs, limits, locked)
+    rows = grade(Path(args.submissions).resolve(), out, args.jobs, limits, not args.unprotected)
     print((out/"grades.md").read_text())
     print(f"{len(rows)} submissions in {time.monotonic() - began:.0f} s. Tables: {args.out}/"
           f"grades.csv, grades.md; gradebook and feedback: {args.out}/course")

@@ -29,7 +29,9 @@ for folder in ("assignments", "tools", "tests"):
 
 import assign  # noqa: E402
 import grade  # noqa: E402
+import grade_box  # noqa: E402
 import grade_sandbox  # noqa: E402
+import grade_student  # noqa: E402
 import leaderboard  # noqa: E402
 import wrong_handins  # noqa: E402
 from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
@@ -39,8 +41,8 @@ SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make tes
 needs_nbgrader = pytest.mark.skipif(
     not importlib.util.find_spec("nbgrader") or "DP_COURSE_SLOW" not in os.environ,
     reason="minutes, and nbgrader: make test-teach installs and runs it")
-needs_lock = pytest.mark.skipif(
-    not grade_sandbox.landlock_version(), reason="this kernel cannot lock folders (Landlock)")
+needs_box = pytest.mark.skipif(
+    bool(grade_box.missing()), reason="bubblewrap, libseccomp or pyseccomp is missing here")
 
 
 @pytest.fixture(autouse=True)
@@ -393,7 +395,7 @@ def graded(copies, tmp_path_factory):
 
 
 @needs_nbgrader
-@needs_lock
+@needs_box
 def test_harm_is_stopped_and_the_rest_is_graded(graded):
     rows, folder, out, before = graded
     got = totals(rows)
@@ -415,7 +417,7 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
 
 
 @needs_nbgrader
-@needs_lock
+@needs_box
 def test_deleting_hits_only_ones_own_copy(graded):
     rows, folder, out, before = graded
     assert totals(rows)["deletes", "a1"] in (0, 20)
@@ -425,7 +427,7 @@ def test_deleting_hits_only_ones_own_copy(graded):
 
 
 @needs_nbgrader
-@needs_lock
+@needs_box
 def test_the_tables_say_what_the_gradebook_says(graded):
     import csv
     rows, folder, out, before = graded
@@ -434,6 +436,93 @@ def test_the_tables_say_what_the_gradebook_says(graded):
     assert sum(float(line["points"]) for line in lines if line["student"] == "good") == 20
     assert "| good | a1 | **20** of 20 |" in (out/"grades.md").read_text()
     assert (out/"course/feedback/good/a1/a1.html").exists()
+
+
+@needs_nbgrader
+@needs_box
+def test_no_script_of_a_students_runs_in_a_feedback_page(copies, tmp_path):
+    show = "from IPython.display import HTML, display\ndisplay(HTML('<script>stolen()</script>'))"
+    with_cells(copies, tmp_path/"s", "ada", first=show)
+    grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None)
+    page = (tmp_path/"out/course/feedback/ada/a1/a1.html").read_text()
+    assert "stolen()" in page and "<script>stolen" not in page
+
+
+ESCAPES = {  # what -> Python that says how far it came; PermissionError and the like: not far
+    "a process of its own": "os.fork()",
+    "a new program": "subprocess.run(['/bin/sh', '-c', 'true'], check=True)",
+    "a Unix socket": "socket.socket(socket.AF_UNIX)",
+    "a UDP socket": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "a raw disk": "os.mknod('disk', 0o60600, os.makedev(254, 0))",
+    "the passwords": "open('/etc/shadow').read()",
+    "the clock": "time.clock_settime(time.CLOCK_REALTIME, 0)",
+    "the host's name": "libc('sethostname', b'x', 1)",
+    "memory shared with others": "libc('shmget', 5, 100, 0o1666)",
+    "memory past the limit": "os.memfd_create('hoard')",
+    "namespaces": "libc('unshare', 0x10000000)",
+    "another process": "libc('ptrace', 16, 1, 0, 0)",
+    "a full disk": "open('hoard', 'wb').write(bytes(2**26))",
+    "the root's memory": "open('/hoard', 'wb')",
+    "the devices' memory": "open('/dev/hoard', 'wb')",
+    "shared memory, full": "open('/dev/shm/hoard', 'wb').write(bytes(2**25))",
+    "the submission itself": "open(os.path.join(given, 'new'), 'w')",
+    "the hidden checks": "os.listdir(os.path.join(root, 'assignments'))",
+    "the tools": "[f for f in os.listdir(root + '/tools') if f != 'grade_student.py'][0]",
+    "the teacher's environment": "os.environ['TEACHERS_TOKEN']",
+    "the teacher's files": "os.listdir(teachers)",
+    "a second library of the course": "open(root + '/dp_course/basics.py', 'a')",
+}
+PROGRAM = """
+import ctypes, os, socket, subprocess, sys, time
+root, given, teachers = sys.argv[1:]
+def libc(name, *args):
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*args) < 0:
+        raise OSError(ctypes.get_errno(), name)
+for what, source in {escapes}.items():
+    try:
+        eval(source)
+        print("ESCAPED:", what)
+    except (OSError, LookupError):
+        pass
+print("tried them all")
+"""
+
+
+def boxed(program, folder, *args):
+    "What a program prints in the box."
+    with grade_box.calls_file() as calls:
+        words = [sys.executable, "-c", program, *map(str, args)]
+        command = grade_box.command(words, folder, calls.fileno(), megabytes=50)
+        done = subprocess.run(command, pass_fds=[calls.fileno()], capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+@needs_box
+def test_nothing_escapes_from_the_box(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEACHERS_TOKEN", "secret")
+    program = PROGRAM.format(escapes=ESCAPES)
+    said = boxed(program, tmp_path, ROOT, grade_box.GIVEN, tmp_path.parent)
+    assert said == "tried them all\n"
+
+
+@needs_box
+def test_the_escapes_work_outside_of_the_box(tmp_path):
+    "So that the test above can fail."
+    tame = {what: ESCAPES[what] for what in ("a process of its own", "a Unix socket",
+            "memory past the limit", "the hidden checks", "the teacher's files")}
+    tame["a process of its own"] = "os.fork() or os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(escapes=tame), ROOT, tmp_path,
+                           tmp_path], capture_output=True, text=True)
+    assert done.stdout.count("ESCAPED") == len(tame), done.stderr
+
+
+def test_without_the_box_root_grades_nothing(monkeypatch, tmp_path):
+    (tmp_path/"ada_a1.ipynb").write_text("{}")
+    monkeypatch.setattr(grade_box.shutil, "which", lambda name: None)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert "apt-get install bubblewrap" in grade.main([str(tmp_path), "--unprotected"])
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert "apt-get install bubblewrap" in grade.main([str(tmp_path)])
 
 
 CHEATS = {
@@ -453,13 +542,15 @@ CHEATS = {
                    "for s in [o for o in gc.get_objects() if isinstance(o, socket.socket)]:\n"
                    "    for _ in range(20):\n"
                    "        s.sendall(struct.pack('<Q', len(said)) + said)",
+    "looks_for_cells": "import gc\nhidden = [o for o in gc.get_objects() if isinstance(o, str)\n"
+                       "          and 'BEGIN HIDDEN TESTS' in o]\nassert hidden, 'nothing'",
     "reads_the_checks": "import checks.a1 as a1, gc, sys\nleak = debias = lambda *a: 0",
     "prints": "print('4.0')",
 }
 
 
 @needs_nbgrader
-@needs_lock
+@needs_box
 def test_a_score_cannot_be_forged(copies, tmp_path):
     "Checks run in another process: what is patched, said or printed in this one earns nothing."
     for who, source in CHEATS.items():
@@ -493,7 +584,7 @@ def test_answers_travel_as_plain_data():
 
 
 def test_errors_keep_their_names():
-    for error in (ValueError("a"), ZeroDivisionError("b"), grade_sandbox.TooMuch("c")):
+    for error in (ValueError("a"), ZeroDivisionError("b"), grade_student.TooMuch("c")):
         again = grade_sandbox.raised(type(error).__name__, str(error))
         assert type(again).__name__ == type(error).__name__ and str(again) == str(error)
     assert isinstance(grade_sandbox.raised("ValueError", ""), ValueError)
@@ -502,7 +593,7 @@ def test_errors_keep_their_names():
 
 
 @needs_nbgrader
-@needs_lock
+@needs_box
 def test_solutions_of_all_five_get_full_marks_and_blanks_none(copies, honest, tmp_path):
     for name in CHECKS:
         with_cells(copies, tmp_path/"s", "ada", kind="solution", name=name)
@@ -530,7 +621,7 @@ def test_make_says_what_to_do_without_a_folder(tmp_path):
 
 
 @needs_nbgrader
-@needs_lock
+@needs_box
 def test_a_hundred_submissions(copies, tmp_path, capsys):
     for i in range(100):
         kind = "student" if i % 5 == 0 else "solution"

@@ -1,0 +1,117 @@
+"""A box for programs that nobody has read: bubblewrap and seccomp, and no code of ours inside them.
+
+In the box there are Python, the course, its data sets (all read-only) and one folder of limited
+size; nothing else of the machine: no network, no other process, no environment, no other user's
+memory. What is not fenced in: time and memory are limits of each process (there is one: it cannot
+fork), and a flaw of the kernel would open the box.
+"""
+import os
+import shutil
+import site
+import sys
+import tempfile
+from errno import EPERM
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK, GIVEN, DATA = "/box/work", "/box/given", "/box/data"
+REFUSED = """unshare setns mount umount2 pivot_root chroot move_mount open_tree fsopen mount_setattr
+    ptrace process_vm_readv process_vm_writev kcmp bpf perf_event_open userfaultfd keyctl add_key
+    request_key memfd_create memfd_secret socket socketpair shmget semget msgget mq_open mknod
+    mknodat clock_settime settimeofday adjtimex sethostname setdomainname reboot swapon swapoff
+    init_module finit_module delete_module kexec_load kexec_file_load io_uring_setup personality
+    open_by_handle_at quotactl syslog acct fork vfork""".split()
+THREAD, ENOSYS = 0x10000, 38  # CLONE_THREAD; glibc falls back from clone3 to clone
+NEEDED = """Submissions run in a box (bubblewrap and libseccomp), and this machine lacks {}.
+On Debian or Ubuntu: apt-get install bubblewrap libseccomp2. Elsewhere grade in a container that has
+them. --unprotected runs submissions without the box: they can then read and delete whatever you
+can, use the network, and see each other; root may not."""
+
+
+def missing():
+    "What the box lacks on this machine, in words; empty if it can be built."
+    lacks = [] if shutil.which("bwrap") else ["bwrap"]
+    try:
+        import pyseccomp  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        lacks.append("libseccomp (or the package pyseccomp)")
+    return NEEDED.format(" and ".join(lacks)) if lacks else ""
+
+
+def filter_of_calls(
+    file,  # open for writing
+):
+    "Write the filter of system calls that the kernel enforces, as bubblewrap takes it."
+    import pyseccomp as seccomp
+    rules = seccomp.SyscallFilter(defaction=seccomp.ALLOW)
+    for call in REFUSED:
+        try:
+            rules.add_rule(seccomp.ERRNO(EPERM), call)
+        except (OSError, RuntimeError):  # unknown on this processor
+            continue
+    no_thread = seccomp.Arg(0, seccomp.MASKED_EQ, THREAD, 0)
+    rules.add_rule(seccomp.ERRNO(EPERM), "clone", no_thread)  # a process, not a thread
+    rules.add_rule(seccomp.ERRNO(ENOSYS), "clone3")           # its flags cannot be looked at
+    rules.export_bpf(file)
+    file.seek(0)
+
+
+def readable():
+    "What Python and the course need, at the places where they are."
+    packages = [*site.getsitepackages(), sys.prefix, sys.base_prefix]
+    course = [ROOT/"dp_course", ROOT/"runs", ROOT/"tools/grade_student.py"]
+    found = dict.fromkeys(map(str, [*packages, *course]))
+    return [path for path in found if Path(path).exists()]
+
+
+def _mounts(folder, more, megabytes):
+    "Arguments of bubblewrap: what is in the box."
+    system = ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
+    for name in ("bin", "lib", "lib64", "sbin"):
+        if Path("/", name).is_symlink():
+            system += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        elif Path("/", name).exists():
+            system += ["--ro-bind", f"/{name}", f"/{name}"]
+    if Path("/etc/ld.so.cache").exists():
+        system += ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    small = ["--size", str(2**20), "--tmpfs", "/tmp", "--size", str(2**24), "--tmpfs", "/dev/shm",
+             "--remount-ro", "/dev"]
+    binds = [part for path in [*readable(), *map(str, more)] if not path.startswith("/usr/")
+             for part in ("--ro-bind", path, path)]
+    data = Path(os.environ.get("DP_COURSE_DATA") or Path.home()/".cache/dp_course")
+    if data.exists():
+        binds += ["--ro-bind", str(data.resolve()), DATA]
+    mine = ["--ro-bind", str(folder), GIVEN, "--size", str(megabytes*2**20), "--tmpfs", WORK]
+    return [*system, *small, *binds, *mine, "--remount-ro", "/", "--chdir", WORK]
+
+
+def _environment():
+    "Arguments of bubblewrap: the whole environment; nothing of ours is in it."
+    found = dict(PATH="/usr/bin:/bin", HOME=WORK, TMPDIR=WORK, LANG="C.UTF-8", MPLBACKEND="Agg",
+                 MPLCONFIGDIR=WORK, IPYTHONDIR=WORK, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1",
+                 MKL_NUM_THREADS="1", DP_COURSE_DATA=DATA, PYTHONDONTWRITEBYTECODE="1")
+    return ["--clearenv", *(part for name, value in found.items()
+                            for part in ("--setenv", name, value))]
+
+
+def command(
+    program,        # list: what runs in the box
+    folder,         # the submission; the box sees it as /box/given, and works in /box/work
+    calls:int,      # descriptor of the filter of calls
+    *,
+    more=(),        # other folders that may be read
+    megabytes=200,  # size of /box/work
+):
+    "Say what starts a program in the box."
+    alone = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
+             "--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
+             "--hostname", "box"]
+    return ["bwrap", *alone, *_environment(), *_mounts(folder, more, megabytes),
+            "--seccomp", str(calls), "--", *map(str, program)]
+
+
+def calls_file():
+    "A temporary file with the filter of calls, to be inherited by bubblewrap."
+    file = tempfile.TemporaryFile()
+    filter_of_calls(file)
+    return file
