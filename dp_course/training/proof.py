@@ -16,9 +16,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dp_course.data import (
-    arguments, as_examples, call_model, count, flatten_views, leaves, losses_of, take,
-    tree_map)
+from ..data import (
+    arguments, as_examples, call_model, count, flatten_views, leaves, losses_of, take, tree_map)
 from ..gradients import FlatClip, Units, loop_grad_sum, trainable, unit_grad_sum
 from .guard_clip import _numbers, _one_thread, refuse_mixed_clip
 from dp_course.training.guard_labels import (
