@@ -77,7 +77,7 @@ class RandomStopping:
     def slope(
         self,
         x,  # from 0 to 1: probability that one run scores no better than this
-    ):      # sum over k of P(k runs) k x^(k-1): how much likelier the best is to be this than one run
+    ):      # sum over k of P(k runs) k x^(k-1): how much likelier the best is to be this
         "Derivative of the probability generating function of the number of runs."
         x = np.asarray(x, float)
         if self.eta == math.inf:
