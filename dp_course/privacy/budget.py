@@ -200,8 +200,8 @@ class Budget:
         bill = self._bill_with(more)
         if not self._fits(bill):
             total = composed(bill, self.delta, self.accountant)
-            raise ValueError(f"{what} (q={q:g}, sigma={sigma:g}, steps={steps}) would bring the run "
-                             f"to eps = {total:.4g}, more than eps={self.eps:g}: nothing was "
+            raise ValueError(f"{what} (q={q:g}, sigma={sigma:g}, steps={steps}) would bring the "
+                             f"run to eps = {total:.4g}, more than eps={self.eps:g}: nothing was "
                              "released; plan for it with PrivacyPlan(releases=...)")
         if steps:
             entry = str(what), *more[:2]
