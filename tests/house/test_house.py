@@ -320,7 +320,6 @@ def unwell(path):
         "a saved error": any(output.output_type == "error" for output in outputs),
         "no saved outputs: run `make notebooks`": not outputs,
         "an empty cell": not all(cell.source.strip() for cell in notebook.cells),
-        "less than a third prose": len(cells(path, "markdown")) < len(notebook.cells)/3,
         "code that nobody ever tests": re.search(r"#\|\s*eval:\s*false", source),
         "a path of a machine": re.search(r"/(root|home|work|tmp|Users)/", "".join(texts)),
         "a dead slider": any(map(notebooks.is_widget, outputs)),
@@ -338,7 +337,9 @@ def lacking(path):
     figures = [o for c in code for o in c.outputs if "image/png" in o.get("data", {})]
     exercises = [c for c in cells(path, "markdown") if "### Exercise" in c.source]
     solutions = [c for c in code if "solution" in c.metadata.get("tags", [])]
-    found = {"figures": len(figures) < 2, "exercises": len(exercises) < 3,
+    prose, cells_in_all = len(cells(path, "markdown")), len(nbformat.read(path, 4).cells)
+    found = {"prose": prose < cells_in_all/3, "figures": len(figures) < 2,
+             "exercises": len(exercises) < 3,
              "solutions": len(solutions) < len(exercises) - 1,
              "folds": not all(c.metadata.jupyter.source_hidden for c in solutions)}
     return [words for words, holds in found.items() if holds]
