@@ -91,8 +91,8 @@ def _check_release(what, value, sensitivity, sigma, asked, most):
         raise ValueError(f"{what=} is no name of its own: pass text, such as 'private accuracy'")
     rule = "is out of range: pass a positive finite number"
     check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
-    if most is not None:
-        check_count(1, 10**9, most=most)
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
     if not isinstance(asked, dict) and asked != ():
         raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
     try:

@@ -331,7 +331,8 @@ def test_a_shard_may_come_away_empty(tmp_path):
 
 def noise_only(peers, steps):
     "Black images: only biases have gradients; the 4,000 weights of one layer get noise alone."
-    data = pictures(40).replace(train_x=torch.zeros(40, 1, 20, 20), classes="0123456789")
+    data = pictures(40).replace(train_x=torch.zeros(40, 1, 20, 20), test_x=None, test_y=None,
+                                classes="0123456789")
     model = nn.Sequential(nn.Flatten(), nn.Linear(400, 10))
     for p in model.parameters():
         nn.init.zeros_(p)
