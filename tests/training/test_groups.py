@@ -595,7 +595,8 @@ def test_statement_and_record_name_the_unit():
 
 
 def test_evaluation_is_by_example():
-    run = trainer(a_plan(), visits().replace(test_x=torch.eye(5).double(), test_y=torch.ones(5).long()))
+    labels = torch.ones(5).long()
+    run = trainer(a_plan(), visits().replace(test_x=torch.eye(5).double(), test_y=labels))
     scored = []
     run.metric = lambda output, y: scored.append(len(y)) or torch.zeros(len(y))
     run.evaluate()
