@@ -158,7 +158,8 @@ class Trainer:
                        noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch))
         prove_units(engine, model, loss_fn, self.data, augment)
         self._wiring = self._wired()
-        self._try_metric()
+        if metric is not accuracy:  # the default is tried when it is used: not all evaluate
+            self._try_metric()
 
     # --- what is proved stays proved
 
