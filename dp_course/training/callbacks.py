@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import torch
 
 from ..basics import check_count, check_kind, check_number
+from .guard_plan import refuse_units
 from .ledger import STEPS
 from .trainer import Trainer
-from .units import refuse_units
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #52155fd5
 def _put(params, weights):

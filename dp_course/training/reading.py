@@ -12,8 +12,8 @@ from functools import lru_cache, partial
 import torch
 
 from ..data import tree_map
-from .guards import model_input
-from .units import Units, whole_units
+from ..gradients import Units, whole_units
+from .guard_rows import model_input
 
 # %% ../../nbs/workshop/training/reading.ipynb #c2b56512
 _BLOCK = 128  # examples that share the generator of their augmentation

@@ -19,14 +19,15 @@ from torch import nn
 
 from ..basics import check_count, check_number, keep_memory
 from ..data import as_examples, call_model, leaves, tree_map
-from ..gradients import FlatClip, fast_grad_sum, noisy_mean, trainable
+from ..gradients import FlatClip, fast_grad_sum, noisy_mean, trainable, unit_engine
 from ..privacy import SecretSeed, keyed_digest, new_seed, normal, poisson_indices
 from .checkpoints import load_checked, save_atomic
-from .guards import check_plan, prove_separate, refuse_unbounded
+from .guard_clip import refuse_unbounded
+from .guard_plan import check_plan, in_units, most_rows
 from .ledger import STEPS, Book, Entry
 from .metrics import accuracy
+from .proof import prove_separate, prove_units
 from .reading import BatchReader
-from .units import in_units, most_rows, prove_units, unit_engine
 
 # %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
 _STRANGE = torch.optim.LBFGS, torch.optim.SparseAdam
