@@ -13,23 +13,11 @@ from toys import loss as ce
 from dp_course import features
 from dp_course.basics import near
 from dp_course.cli import (
-    FEATURES,
-    ONE_LABEL,
-    PRESETS,
-    Job,
-    images_of,
-    make_config,
-    make_plan,
-    open_release,
-    releases,
-)
-from dp_course.cli import run as train
+    FEATURES, ONE_LABEL, PRESETS, Job, images_of, make_config, make_plan, open_release, releases,
+    run as train)
 from dp_course.cli.results import results
-from dp_course.data import Examples, load
-from dp_course.data import datasets as data_module
-from dp_course.features import load_start, save_encoder
-from dp_course.features import public_features as P
-from dp_course.features import public_nets as N
+from dp_course.data import Examples, datasets as data_module, load
+from dp_course.features import load_start, public_features as P, public_nets as N, save_encoder
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20
 from dp_course.training import flat_row, read_record, sweep
@@ -243,8 +231,8 @@ def test_papernots_presets_are_what_the_search_chose(monkeypatch):
 
 
 def test_papernots_five_budgets_are_presets():
-    assert {make_config(name).eps for name in PRESETS if name.startswith("public-max100")
-            and not name.endswith("-fast")} == set(recipe.EPS)
+    assert {make_config(name).eps for name in PRESETS if name.startswith("public-max100")} == set(
+        recipe.EPS)
     for net in recipe.THEIRS[:3]:
         assert read_by(net) == read_by("max-100") | dict(net=net, name=net)
 
@@ -421,17 +409,16 @@ def test_the_head_of_a_public_start_learns_first(tmp_path):
 
 def test_a_public_start_is_called_public():
     for name in PRESETS:
-        fast = name.endswith("-fast")
         if name.startswith(("public-linear", "public-max100")):
-            wanted = "synthetic" if fast else "public (CIFAR-100)"  # drawn bars
-            assert images_of(vars(make_config(name))) == wanted
+            assert images_of(vars(make_config(name))) == "public (CIFAR-100)"
+            assert images_of(vars(make_config(f"{name}-fast"))) == "synthetic"  # drawn bars
     assert images_of(vars(make_config("public-all-eps2"))) == "public (CIFAR-100)"
     assert images_of(vars(make_config("public-all-eps2-fast"))) == "synthetic"  # drawn bars
     other = make_config("resnet20-synthetic-eps3")
     assert images_of(vars(other)) == "synthetic"
     rows = {row["run"]: row["images"] for row in results()}
     assert {name for name in rows if "CIFAR-100" in rows[name]} == {
-        name for name in PRESETS if name.startswith("public-") and not name.endswith("-fast")}
+        name for name in PRESETS if name.startswith("public-")}
 
 
 # -- the sweep -------------------------------------------------------------------------------------
