@@ -9,15 +9,35 @@ from scipy import stats
 from torch import nn
 
 from dp_course import (
-    MUTANTS, FlatClip, PrivacyPlan, Trainer, noise_audit, one_run_audit, replay_sensitivity,
-    sampler_audit)
+    MUTANTS,
+    FlatClip,
+    PrivacyPlan,
+    Trainer,
+    noise_audit,
+    one_run_audit,
+    replay_sensitivity,
+    sampler_audit,
+)
 from dp_course.audit import (
-    LAYERS, FullTrainer, SmallTrainer, audit_all, canary_distance, dirac_canaries, dirac_model,
-    fresh, guesses_epsilon, linear_loss, replay_release, torch_step, trainer_step)
+    AUDITS,
+    FullTrainer,
+    SmallTrainer,
+    audit_all,
+    canary_distance,
+    dirac_canaries,
+    dirac_model,
+    fresh,
+    guesses_epsilon,
+    linear_loss,
+    replay_release,
+    torch_step,
+    trainer_step,
+)
 from dp_course.data import Views
 from dp_course.gradients import loop_grad_sum
 from dp_course.privacy import poisson_indices
-from dp_course.training import run_file, squared_error, trainer as trainers
+from dp_course.training import run_file, squared_error
+from dp_course.training import trainer as trainers
 
 CLAIM = dict(q=1/25, sigma=1.6138, steps=625)
 NOBODY = torch.zeros(4, 20), torch.zeros(4)
@@ -52,7 +72,7 @@ CORRECT = {
 
 
 @pytest.mark.parametrize("name", CORRECT)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", AUDITS)
 def test_a_correct_trainer_passes(name, layer):
     if layer in ("one run", "release") and "views" in name:
         pytest.skip("the views change nothing between steps")
@@ -87,7 +107,7 @@ def test_the_table_says_that_most_mutants_reach_the_released_weights():
 def test_mutants_do_not_tell():
     assert len(MUTANTS) >= 15
     for mutant in MUTANTS.values():
-        assert mutant.layer in LAYERS and mutant.wrong
+        assert mutant.layer in AUDITS and mutant.wrong
         assert mutant.wrong not in repr(mutant)
         assert "def " in mutant.source() or "class " in mutant.source()
 
@@ -363,7 +383,7 @@ NOISY_MEAN = trainers.noisy_mean
 BREAKS = {
     "half the noise": ("noise", FlatClip, "std", half),
     "a tenth too long": ("replay", FlatClip, "__call__", longer),
-    "drawn more often": ("sampler", "dp_course.audit.evidence", "poisson_indices", more_often),
+    "drawn more often": ("sampler", "dp_course.audit.doors", "poisson_indices", more_often),
     "no noise on scalars": ("noise", trainers, "noisy_mean", silent_scalars),
 }
 

@@ -19,9 +19,23 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy import special
 
 from dp_course.privacy import (
-    Budget, Ledger, PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, excess_by_quadrature,
-    gaussian_epsilon, gaussian_sigma, loss_masses, noise_multiplier, pld, privacy_loss,
-    rdp_gaussian, rdp_sampled_gaussian, rdp_to_epsilon)
+    Accountant,
+    Budget,
+    PLDAccountant,
+    PrivacyPlan,
+    RDPAccountant,
+    epsilon,
+    excess_by_quadrature,
+    gaussian_epsilon,
+    gaussian_sigma,
+    loss_masses,
+    noise_multiplier,
+    pld,
+    privacy_loss,
+    rdp_gaussian,
+    rdp_sampled_gaussian,
+    rdp_to_epsilon,
+)
 
 ORDERS = np.array([1.1, 1.5, 2, 2.5, 3, 4.7, 7.3, 10.9, 12, 20.5, 33, 63])
 ACCOUNTANTS = [RDPAccountant, PLDAccountant]
@@ -579,7 +593,7 @@ def test_ledger_survives_a_checkpoint(accountant):
 
 def test_a_damaged_ledger_is_refused():
     with pytest.raises(ValueError, match="q=40 is not"):
-        Ledger().load_state_dict({"history": [[40, 1.5, 5]]})
+        Accountant().load_state_dict({"history": [[40, 1.5, 5]]})
 
 
 @BOTH
