@@ -9,15 +9,35 @@ from scipy import stats
 from torch import nn
 
 from dp_course import (
-    MUTANTS, FlatClip, PrivacyPlan, Trainer, noise_audit, one_run_audit, replay_sensitivity,
-    sampler_audit)
+    MUTANTS,
+    FlatClip,
+    PrivacyPlan,
+    Trainer,
+    noise_audit,
+    one_run_audit,
+    replay_sensitivity,
+    sampler_audit,
+)
 from dp_course.audit import (
-    AUDITS, FullTrainer, SmallTrainer, audit_all, canary_distance, dirac_canaries, dirac_model,
-    fresh, guesses_epsilon, linear_loss, replay_release, torch_step, trainer_step)
+    AUDITS,
+    FullTrainer,
+    SmallTrainer,
+    audit_all,
+    canary_distance,
+    dirac_canaries,
+    dirac_model,
+    fresh,
+    guesses_epsilon,
+    linear_loss,
+    replay_release,
+    torch_step,
+    trainer_step,
+)
 from dp_course.data import Views
 from dp_course.gradients import loop_grad_sum
 from dp_course.privacy import poisson_indices
-from dp_course.training import run_file, squared_error, trainer as trainers
+from dp_course.training import run_file, squared_error
+from dp_course.training import trainer as trainers
 
 CLAIM = dict(q=1/25, sigma=1.6138, steps=625)
 NOBODY = torch.zeros(4, 20), torch.zeros(4)

@@ -12,15 +12,49 @@ from torch import nn
 from dp_course import Examples, FlatClip, PrivacyPlan, Trainer, load
 from dp_course.data import as_examples, multiplicity
 from dp_course.gradients import (
-    AdaptiveClip, AutoClip, LayerClip, ScheduledClip, decay, falling_noise, noisy_mean, split_sigma)
+    AdaptiveClip,
+    AutoClip,
+    LayerClip,
+    ScheduledClip,
+    decay,
+    falling_noise,
+    noisy_mean,
+    split_sigma,
+)
 from dp_course.models import papernot_cnn, resnet20, wide_resnet
 from dp_course.privacy import (
-    Budget, RDPAccountant, RandomStopping, epsilon, gaussian_delta, gaussian_epsilon,
-    gaussian_mechanism, gaussian_sigma, gaussian_tpr, laplace_mechanism, max_tpr, noise_multiplier,
-    poisson_indices, randomized_response_mean, rdp_gaussian, rdp_sampled_gaussian)
+    Budget,
+    RandomStopping,
+    RDPAccountant,
+    epsilon,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mechanism,
+    gaussian_sigma,
+    gaussian_tpr,
+    laplace_mechanism,
+    max_tpr,
+    noise_multiplier,
+    poisson_indices,
+    randomized_response_mean,
+    rdp_gaussian,
+    rdp_sampled_gaussian,
+)
 from dp_course.training import (
-    EMA, DPAdam, NoisyAccuracy, Plateau, Schedule, TailAverage, constant, gradient_noise,
-    matched_lr, scaled_lr, sigma_table, snr, snr_ceiling)
+    EMA,
+    DPAdam,
+    NoisyAccuracy,
+    Plateau,
+    Schedule,
+    TailAverage,
+    constant,
+    gradient_noise,
+    matched_lr,
+    scaled_lr,
+    sigma_table,
+    snr,
+    snr_ceiling,
+)
 
 FAST = {"accountant": RDPAccountant}  # the other one is fuzzed by its own tests
 ROWS = torch.zeros(6, 5)

@@ -9,8 +9,19 @@ import torch
 
 from dp_course import PrivacyPlan
 from dp_course.cli import (
-    PRESETS, Config, Job, NoPrivacy, compare, config_of, load_data, make_config, make_plan,
-    make_trainer, plot_records, verify)
+    PRESETS,
+    Config,
+    Job,
+    NoPrivacy,
+    compare,
+    config_of,
+    load_data,
+    make_config,
+    make_plan,
+    make_trainer,
+    plot_records,
+    verify,
+)
 from dp_course.cli.run import main
 from dp_course.training import load_checked, read_record, recorded
 

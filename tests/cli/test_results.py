@@ -12,7 +12,8 @@ import torch
 from scipy import stats
 
 from dp_course import cli, training
-from dp_course.cli import OPEN, PRESETS, SCANS, make_config, parse, results as R, rung
+from dp_course.cli import OPEN, PRESETS, SCANS, make_config, parse, rung
+from dp_course.cli import results as R
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.training import load_runs, mean_std, read_record, run_file
 

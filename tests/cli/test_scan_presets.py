@@ -8,9 +8,26 @@ import torch
 from toys import quiet
 
 from dp_course.cli import (
-    IMAGES, PRESETS, Config, compare, config_of, estimates, load_data, load_scans, make_config,
-    make_model, make_plan, make_trainer, open_release, overrides_of, plot_records, record_words, run
-    as train, run_name, tasks)
+    IMAGES,
+    PRESETS,
+    Config,
+    compare,
+    config_of,
+    estimates,
+    load_data,
+    load_scans,
+    make_config,
+    make_model,
+    make_plan,
+    make_trainer,
+    open_release,
+    overrides_of,
+    plot_records,
+    record_words,
+    run_name,
+    tasks,
+)
+from dp_course.cli import run as train
 from dp_course.cli.results import results
 from dp_course.cli.run import main
 from dp_course.data import LAYERS, OCT_SUBJECTS, Examples, dice, segment

@@ -22,15 +22,31 @@ import warm
 from toys import quiet
 
 from dp_course.cli import (
-    MODELS, OPTIONS, PRESETS, Bar, Config, Job, ReportBlock, announce_duration, config_of,
-    load_data, lr_at, make_config, make_engine, make_plan, make_trainer, parse, run as train,
-    usable_precision)
+    MODELS,
+    OPTIONS,
+    PRESETS,
+    Bar,
+    Config,
+    Job,
+    ReportBlock,
+    announce_duration,
+    config_of,
+    load_data,
+    lr_at,
+    make_config,
+    make_engine,
+    make_plan,
+    make_trainer,
+    parse,
+    usable_precision,
+)
+from dp_course.cli import run as train
 from dp_course.cli.run import main, run
 from dp_course.data import Views, load
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
 from dp_course.privacy import PLDAccountant, RDPAccountant
-from dp_course.training import (
-    Record, composed_epsilon, load_runs, mean_std, read_record, trainer as trainer_module)
+from dp_course.training import Record, composed_epsilon, load_runs, mean_std, read_record
+from dp_course.training import trainer as trainer_module
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}

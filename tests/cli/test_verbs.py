@@ -10,9 +10,22 @@ from PIL import Image
 from toys import quiet
 
 from dp_course.cli import (
-    PRESETS, Config, Job, compare, estimates, make_config, make_plan, make_trainer, open_release,
-    parse, plot_records, rehearse, stand_in)
-from dp_course.cli.run import main, main as verbs
+    PRESETS,
+    Config,
+    Job,
+    compare,
+    estimates,
+    make_config,
+    make_plan,
+    make_trainer,
+    open_release,
+    parse,
+    plot_records,
+    rehearse,
+    stand_in,
+)
+from dp_course.cli.run import main
+from dp_course.cli.run import main as verbs
 from dp_course.data import load
 from dp_course.features import LeafNet
 from dp_course.training import read_record, run_file, save_atomic

@@ -7,7 +7,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from dp_course.data import (
-    Views, arguments, call_model, count, flatten_views, leaves, losses_of, take, tree_map)
+    Views,
+    arguments,
+    call_model,
+    count,
+    flatten_views,
+    leaves,
+    losses_of,
+    take,
+    tree_map,
+)
 
 TREE = {"age": torch.arange(3.), "words": (torch.zeros(3, 5), [torch.ones(3, 2)])}
 

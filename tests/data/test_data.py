@@ -20,8 +20,8 @@ from torchvision import datasets
 from toys import look_into
 
 from dp_course.basics import data_root
-from dp_course.data import (
-    DataError, Examples, as_examples, best_available, datasets as data, leaves, load, tree_map)
+from dp_course.data import DataError, Examples, as_examples, best_available, leaves, load, tree_map
+from dp_course.data import datasets as data
 
 
 def gen(seed=0):

@@ -17,7 +17,8 @@ import nbformat
 import pytest
 import torch
 
-from dp_course.exercises import Card, Trial, cards as exercises, listed, progress
+from dp_course.exercises import Card, Trial, listed, progress
+from dp_course.exercises import cards as exercises
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT/"tools"))

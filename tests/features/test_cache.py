@@ -9,7 +9,13 @@ import torch
 from toys import first_digits
 
 from dp_course.features import (
-    LeafRecipe, ScatteringRecipe, cache, cached_features, leafed, scattered)
+    LeafRecipe,
+    ScatteringRecipe,
+    cache,
+    cached_features,
+    leafed,
+    scattered,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {

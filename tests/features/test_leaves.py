@@ -16,11 +16,20 @@ from toys import loss as ce
 from dp_course import features
 from dp_course.basics import near
 from dp_course.cli import (
-    FEATURES, Job, Released, describe_network, make_config, make_plan, make_trainer)
+    FEATURES,
+    Job,
+    Released,
+    describe_network,
+    make_config,
+    make_plan,
+    make_trainer,
+)
 from dp_course.cli.run import run
 from dp_course.data import Examples, load
-from dp_course.features import (
-    cache, encoder_state, encoders as E, patches as L, pretraining as P, save_encoder)
+from dp_course.features import cache, encoder_state, save_encoder
+from dp_course.features import encoders as E
+from dp_course.features import patches as L
+from dp_course.features import pretraining as P
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20, wide_resnet
 from dp_course.privacy import PrivacyPlan

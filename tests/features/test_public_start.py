@@ -13,11 +13,23 @@ from toys import loss as ce
 from dp_course import features
 from dp_course.basics import near
 from dp_course.cli import (
-    FEATURES, ONE_LABEL, PRESETS, Job, images_of, make_config, make_plan, open_release, releases,
-    run as train)
+    FEATURES,
+    ONE_LABEL,
+    PRESETS,
+    Job,
+    images_of,
+    make_config,
+    make_plan,
+    open_release,
+    releases,
+)
+from dp_course.cli import run as train
 from dp_course.cli.results import results
-from dp_course.data import Examples, datasets as data_module, load
-from dp_course.features import load_start, public_features as P, public_nets as N, save_encoder
+from dp_course.data import Examples, load
+from dp_course.data import datasets as data_module
+from dp_course.features import load_start, save_encoder
+from dp_course.features import public_features as P
+from dp_course.features import public_nets as N
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20
 from dp_course.training import flat_row, read_record, sweep

@@ -15,8 +15,19 @@ from dp_course.cli import Job, make_config, make_trainer
 from dp_course.cli.run import run
 from dp_course.data import Examples, Views, load
 from dp_course.features import (
-    ParallelSum, Scattering, ScatteringRecipe, crop_spectrum, dead_leaves, filter_and_subsample,
-    filter_bank, gabor, morlet, private_channel_stats, scatter_cnn, scattered)
+    ParallelSum,
+    Scattering,
+    ScatteringRecipe,
+    crop_spectrum,
+    dead_leaves,
+    filter_and_subsample,
+    filter_bank,
+    gabor,
+    morlet,
+    private_channel_stats,
+    scatter_cnn,
+    scattered,
+)
 from dp_course.gradients import FlatClip, fast_grad_sum, linear_grad_sum, linear_head, loop_grad_sum
 from dp_course.privacy import Budget, PLDAccountant
 from dp_course.training import load_runs, read_record

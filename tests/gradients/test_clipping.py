@@ -15,9 +15,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dp_course.gradients import (
-    AdaptiveClip, AutoClip, FlatClip, LayerClip, ScheduledClip, bookkeeping_grad_sum, decay,
-    falling_noise, fast_grad_sum, ghost_grad_sum, hook_grad_sum, layer_groups, loop_grad_sum,
-    noised_fraction, split_sigma, vmap_grad_sum)
+    AdaptiveClip,
+    AutoClip,
+    FlatClip,
+    LayerClip,
+    ScheduledClip,
+    bookkeeping_grad_sum,
+    decay,
+    falling_noise,
+    fast_grad_sum,
+    ghost_grad_sum,
+    hook_grad_sum,
+    layer_groups,
+    loop_grad_sum,
+    noised_fraction,
+    split_sigma,
+    vmap_grad_sum,
+)
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.training import Trainer, refuse_unbounded, sweep
 from experiments import clipping as recipe

@@ -20,9 +20,21 @@ from dp_course import gradients
 from dp_course.data import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from dp_course.features import Pretraining, PublicTraining
 from dp_course.gradients import (
-    FlatClip, bf16_engine, bf16_product_ratio, fast_grad_sum, fixed_shape, gains_from_bfloat16,
-    ghost_grad_sum, has_bfloat16, layers, linear_grad_sum, loop_grad_sum, settled_precision, tape as
-    engines, vmap_grad_sum)
+    FlatClip,
+    bf16_engine,
+    bf16_product_ratio,
+    fast_grad_sum,
+    fixed_shape,
+    gains_from_bfloat16,
+    ghost_grad_sum,
+    has_bfloat16,
+    layers,
+    linear_grad_sum,
+    loop_grad_sum,
+    settled_precision,
+    vmap_grad_sum,
+)
+from dp_course.gradients import tape as engines
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 
 NAMES = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",

@@ -6,8 +6,17 @@ import torch
 from torch import nn
 
 from dp_course.gradients import (
-    RULES, ConvWeight, FlatClip, KeptGradients, StandardizedWeight, bf16_engine, fast_grad_sum,
-    layers, loop_grad_sum, rule_of)
+    RULES,
+    ConvWeight,
+    FlatClip,
+    KeptGradients,
+    StandardizedWeight,
+    bf16_engine,
+    fast_grad_sum,
+    layers,
+    loop_grad_sum,
+    rule_of,
+)
 from dp_course.models import WSConv2d
 
 

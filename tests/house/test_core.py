@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from dp_course.basics import (
-    check, data_root, keep_memory, near, patch_to, pick_device, progress, seed_all)
+    check,
+    data_root,
+    keep_memory,
+    near,
+    patch_to,
+    pick_device,
+    progress,
+    seed_all,
+)
 
 # near and check
 

@@ -13,8 +13,16 @@ from torch.func import functional_call, grad, vmap
 
 from dp_course.gradients import RULES, convolution_rule
 from dp_course.models import (
-    TemperedSigmoid, WSConv2d, allconv_cifar, cost_table, papernot_cnn, resnet20, wide_resnet,
-    wrn16_4, wrn40_4)
+    TemperedSigmoid,
+    WSConv2d,
+    allconv_cifar,
+    cost_table,
+    papernot_cnn,
+    resnet20,
+    wide_resnet,
+    wrn16_4,
+    wrn40_4,
+)
 
 FORMS = "fan_in", "unit", "report"
 ORDERS = "norm-relu", "relu-norm"

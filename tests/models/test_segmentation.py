@@ -10,12 +10,31 @@ from PIL import Image
 from torch import nn
 
 from dp_course.data import (
-    OCT_SUBJECTS, DataError, Examples, Views, boundaries, boundary_error, by_person, datasets as
-    data_module, dice, learn_only, load, narrow, pixel_loss, segment)
+    OCT_SUBJECTS,
+    DataError,
+    Examples,
+    Views,
+    boundaries,
+    boundary_error,
+    by_person,
+    dice,
+    learn_only,
+    load,
+    narrow,
+    pixel_loss,
+    segment,
+)
+from dp_course.data import datasets as data_module
 from dp_course.data.phantoms import phantoms
 from dp_course.gradients import (
-    FlatClip, bookkeeping_grad_sum, fast_grad_sum, ghost_grad_sum, hook_grad_sum, loop_grad_sum,
-    vmap_grad_sum)
+    FlatClip,
+    bookkeeping_grad_sum,
+    fast_grad_sum,
+    ghost_grad_sum,
+    hook_grad_sum,
+    loop_grad_sum,
+    vmap_grad_sum,
+)
 from dp_course.models import UNet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -11,7 +11,13 @@ from torch import nn
 
 from dp_course.data import Examples
 from dp_course.models import (
-    NormWatch, activation_norm, draw_like, first_moment, two_convolutions, weight_statistics)
+    NormWatch,
+    activation_norm,
+    draw_like,
+    first_moment,
+    two_convolutions,
+    weight_statistics,
+)
 from dp_course.training import DPAdam, flat_row, sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

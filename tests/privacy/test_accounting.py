@@ -19,9 +19,23 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy import special
 
 from dp_course.privacy import (
-    Accountant, Budget, PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, excess_by_quadrature,
-    gaussian_epsilon, gaussian_sigma, loss_masses, noise_multiplier, pld, privacy_loss,
-    rdp_gaussian, rdp_sampled_gaussian, rdp_to_epsilon)
+    Accountant,
+    Budget,
+    PLDAccountant,
+    PrivacyPlan,
+    RDPAccountant,
+    epsilon,
+    excess_by_quadrature,
+    gaussian_epsilon,
+    gaussian_sigma,
+    loss_masses,
+    noise_multiplier,
+    pld,
+    privacy_loss,
+    rdp_gaussian,
+    rdp_sampled_gaussian,
+    rdp_to_epsilon,
+)
 
 ORDERS = np.array([1.1, 1.5, 2, 2.5, 3, 4.7, 7.3, 10.9, 12, 20.5, 33, 63])
 ACCOUNTANTS = [RDPAccountant, PLDAccountant]

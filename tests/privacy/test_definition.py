@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dp_course.privacy import (
-    gaussian_delta, gaussian_epsilon, gaussian_mechanism, gaussian_sigma, gaussian_tpr,
-    hockey_stick, laplace_mechanism, max_tpr, randomized_response, randomized_response_mean)
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mechanism,
+    gaussian_sigma,
+    gaussian_tpr,
+    hockey_stick,
+    laplace_mechanism,
+    max_tpr,
+    randomized_response,
+    randomized_response_mean,
+)
 
 SIGMAS = [.05, .1, .3, .7, .999, 1., 1.001, 1.5, 4, 20, 300, 1e4]
 

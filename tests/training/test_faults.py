@@ -15,8 +15,8 @@ import torch
 import warm
 
 from dp_course.basics import progress
-from dp_course.cli import (
-    Config, Job, config_of, make_config, parse, plot_record, progress as console, tidy)
+from dp_course.cli import Config, Job, config_of, make_config, parse, plot_record, tidy
+from dp_course.cli import progress as console
 from dp_course.cli.run import main, run
 from dp_course.training import Record, Trainer, read_record, recorded, records
 

@@ -18,13 +18,29 @@ from dp_course.audit import joined, replay_sensitivity, sampler_audit, trainer_r
 from dp_course.data import Examples, Views, as_examples, call_model, multiplicity, take, tree_map
 from dp_course.features import buy_mean
 from dp_course.gradients import (
-    AdaptiveClip, FlatClip, LayerClip, Units, bf16_engine, fixed_shape, linear_grad_sum,
-    loop_grad_sum, unit_grad_sum, whole_units)
+    AdaptiveClip,
+    FlatClip,
+    LayerClip,
+    Units,
+    bf16_engine,
+    fixed_shape,
+    linear_grad_sum,
+    loop_grad_sum,
+    unit_grad_sum,
+    whole_units,
+)
 from dp_course.models import WSConv2d
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import (
-    NoisyAccuracy, ProcessTrainer, Trainer, end_line, nonprivate_signal_noise, prove_units,
-    refuse_units, start_line)
+    NoisyAccuracy,
+    ProcessTrainer,
+    Trainer,
+    end_line,
+    nonprivate_signal_noise,
+    prove_units,
+    refuse_units,
+    start_line,
+)
 
 NAMES = ["loop_grad_sum", "hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum",
          "bookkeeping_grad_sum", "fast_grad_sum"]

@@ -13,14 +13,33 @@ from torch import nn
 
 from dp_course.data import Examples, Views
 from dp_course.gradients import (
-    AdaptiveClip, AutoClip, FlatClip, LayerClip, bf16_engine, bookkeeping_grad_sum, fast_grad_sum,
-    fixed_shape, ghost_grad_sum, hook_grad_sum, loop_grad_sum, refuse_statistics, trainable,
-    vmap_grad_sum)
+    AdaptiveClip,
+    AutoClip,
+    FlatClip,
+    LayerClip,
+    bf16_engine,
+    bookkeeping_grad_sum,
+    fast_grad_sum,
+    fixed_shape,
+    ghost_grad_sum,
+    hook_grad_sum,
+    loop_grad_sum,
+    refuse_statistics,
+    trainable,
+    vmap_grad_sum,
+)
 from dp_course.models import resnet20, wide_resnet
 from dp_course.privacy import PrivacyPlan, RDPAccountant
 from dp_course.training import (
-    Trainer, check_labels, check_model, check_plan, prove_separate, refuse_mixed_clip,
-    refuse_mixing, refuse_unbounded)
+    Trainer,
+    check_labels,
+    check_model,
+    check_plan,
+    prove_separate,
+    refuse_mixed_clip,
+    refuse_mixing,
+    refuse_unbounded,
+)
 
 loss = partial(F.cross_entropy, reduction="none")
 TAPED = [hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]

@@ -22,7 +22,15 @@ from dp_course.data import Examples, Views, multiplicity
 from dp_course.gradients import FlatClip, fast_grad_sum, fixed_shape, loop_grad_sum
 from dp_course.privacy import PLDAccountant, PrivacyPlan, poisson_indices, step_generator
 from dp_course.training import (
-    EMA, Peers, ProcessTrainer, Trainer, class_counts, join, read_record, shard)
+    EMA,
+    Peers,
+    ProcessTrainer,
+    Trainer,
+    class_counts,
+    join,
+    read_record,
+    shard,
+)
 
 if sys.platform == "linux":  # a machine without network may not know its own name
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -15,11 +15,25 @@ from torch import nn
 from dp_course.data import load
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.privacy import (
-    ORDERS, RDPAccountant, RandomStopping, composed_search_epsilon, epsilon, rdp_to_epsilon,
-    search_epsilon, search_noise_multiplier)
+    ORDERS,
+    RandomStopping,
+    RDPAccountant,
+    composed_search_epsilon,
+    epsilon,
+    rdp_to_epsilon,
+    search_epsilon,
+    search_noise_multiplier,
+)
 from dp_course.training import (
-    gradient_noise, matched_lr, nonprivate_signal_noise, scaled_lr, sigma_table, snr, snr_ceiling,
-    sweep)
+    gradient_noise,
+    matched_lr,
+    nonprivate_signal_noise,
+    scaled_lr,
+    sigma_table,
+    snr,
+    snr_ceiling,
+    sweep,
+)
 
 LOSS = partial(nn.functional.cross_entropy, reduction="none")
 BUDGET = dict(eps=3., delta=1e-5)

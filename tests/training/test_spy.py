@@ -16,7 +16,14 @@ from dp_course.cli import load_data, make_config, make_trainer
 from dp_course.data import Examples, Views
 from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, loop_grad_sum
 from dp_course.privacy import (
-    PrivacyPlan, RDPAccountant, SecretSeed, Stream, normal, poisson_indices, step_generator)
+    PrivacyPlan,
+    RDPAccountant,
+    SecretSeed,
+    Stream,
+    normal,
+    poisson_indices,
+    step_generator,
+)
 from dp_course.training import Trainer
 
 SIGMA, Q = 1.3, 1/3

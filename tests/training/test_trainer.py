@@ -16,7 +16,14 @@ from dp_course.data import Examples, Views
 from dp_course.gradients import FlatClip, loop_grad_sum
 from dp_course.privacy import PrivacyPlan, RDPAccountant, SecretSeed, step_generator
 from dp_course.training import (
-    STEPS, Entry, Ledger, Trainer, accuracy, binary_accuracy, squared_error)
+    STEPS,
+    Entry,
+    Ledger,
+    Trainer,
+    accuracy,
+    binary_accuracy,
+    squared_error,
+)
 
 plan_of = partial(PrivacyPlan, n=12, batch_size=4, eps=3., delta=1e-5, accountant=RDPAccountant)
 sgd = partial(torch.optim.SGD, lr=1.)

@@ -14,8 +14,23 @@ from dp_course.data.views import views
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, new_seed
 from dp_course.training import (
-    EMA, SCHEDULES, DPAdam, NoisyAccuracy, Plateau, Schedule, TailAverage, Trainer, constant,
-    cosine, end_line, linear, public, step_decay, swapped, sweep)
+    EMA,
+    SCHEDULES,
+    DPAdam,
+    NoisyAccuracy,
+    Plateau,
+    Schedule,
+    TailAverage,
+    Trainer,
+    constant,
+    cosine,
+    end_line,
+    linear,
+    public,
+    step_decay,
+    swapped,
+    sweep,
+)
 from experiments import tricks as recipe
 
 loss = partial(F.cross_entropy, reduction="none")
