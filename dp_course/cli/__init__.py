@@ -3,10 +3,17 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
+    "building": """
+        ENGINES FEATURES HEADS MODELS PIXELWISE ReportBlock bounded_cnn digit_filters
+        edge_filters fit_out make_network report_wrn16_4""",
     "command": """
         Job OPTIONS make_parser parse read_settings""",
     "comparisons": """
         COLUMNS compare find_record grouped in_columns plot_records read_all row_name table_row""",
+    "config": """
+        CHOICES Config NoPrivacy check_types config_of eps_words finite first_line lr_at
+        make_config make_plan make_schedule marked overrides_of planned_steps promises run_name
+        told_by""",
     "estimates": """
         CLASSES SHORT image_seconds in_words is_there list_presets missing_start record_words
         rehearse run_images stand_in step_seconds""",
@@ -17,9 +24,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "main": """
         VERBS answer evaluate make_verb_parser plot predict""",
     "presets": """
-        CHOICES Config ENGINES FEATURES HEADS MODELS PIXELWISE PRESETS ReportBlock bounded_cnn
-        check_types config_of digit_filters edge_filters fit_out lr_at make_config make_network
-        make_plan make_schedule overrides_of planned_steps report_wrn16_4 run_name""",
+        OPEN_END PRESETS UNCLIPPED at_budgets miniature overrides_named""",
     "progress": """
         AtEpochs Bar Checkpoint EpochRow Evaluation Interrupt Lines RowWriter Run Stop Stopwatch
         TimeLimit announce_duration complain conclude describe_end describe_row describe_scores

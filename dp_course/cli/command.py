@@ -10,7 +10,8 @@ import argparse
 from dataclasses import dataclass, fields
 
 from ..basics import Parser
-from .presets import PRESETS, Config, make_config
+from .config import Config, make_config
+from .presets import PRESETS
 
 # %% ../../nbs/workshop/cli/command.ipynb #1f093fdc
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ examples:
 
 def _epilog():
     "Every preset in a line of its own, and examples."
-    full = [name for name in PRESETS if not name.endswith("-fast")]
-    return _PRESETS + "\n".join(f"  {name:24}{PRESETS[name]['about']}" for name in full) + _EXAMPLES
+    lines = [f"  {name:24}{preset['about']}" for name, preset in PRESETS.items()]
+    return _PRESETS + "\n".join(lines) + _EXAMPLES
 
 # %% ../../nbs/workshop/cli/command.ipynb #0f5d2120
 def make_parser():

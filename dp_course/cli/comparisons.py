@@ -11,8 +11,8 @@ import math
 from pathlib import Path
 
 from ..basics import PALETTE, figure
+from .config import first_line, overrides_of, promises
 from .ladder import images_of
-from .presets import overrides_of
 from .tables import plot_record
 from ..training import distinct, leading, mean_std, read_record, run_file, settings, stated
 
@@ -38,11 +38,12 @@ def read_all(
     runs, notes = [], []
     for name in names:
         lines = read_record(find_record(name))
-        start = stated(lines, "config", "data", "plan", "seed")
+        start = first_line(lines, "config", "data", "plan", "seed")
         if start["seed"] == "secret":
             stated(lines, "started", "init_seed")  # they tell such runs apart
         end = lines[-1]
-        known = [end.get(key) for key in ("test_accuracy", "eps_pld", "seconds")]
+        known = [end.get(key) for key in ("test_accuracy", "eps_pld", "seconds")
+                 if key != "eps_pld" or promises(start)]
         if end.get("finished") and None not in known:
             runs.append(lines)
             continue
@@ -130,7 +131,7 @@ def table_row(
     machines = [record[0].get("machine") or {} for record in group]
     return (
         name,
-        _span(f"{end['eps_pld']:.3f}" for end in ends),
+        _span(f"{end['eps_pld']:.3f}" for end in ends) if promises(group[0][0]) else "no privacy",
         str(len(group)),
         _reached(ends),
         _span(_minutes(end["seconds"]) for end in ends),

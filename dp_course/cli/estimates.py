@@ -15,9 +15,10 @@ from functools import lru_cache
 import torch
 
 from ..basics import default_device, pick_device
+from .building import FEATURES, fit_out, make_network
+from .config import make_config, marked, overrides_of, planned_steps
 from .ladder import images_of
-from .presets import (
-    FEATURES, PRESETS, fit_out, make_config, make_network, overrides_of, planned_steps)
+from .presets import PRESETS
 from .releases import IMAGES
 from .tasks import SCANS, task_of
 from ..data import Examples, count, leaves, tree_map
@@ -155,8 +156,8 @@ def rehearse(
     missing = is_there(config.data, job.root)
     lines = {
         "plan": f"{plan.n:,} {plan.unit}s, {plan.steps} steps of about {plan.batch_size:.0f}, "
-                f"eps {plan.eps:g} at delta {plan.delta:g}",
-        "noise": f"sigma {plan.sigma:.4f}",
+                + (f"eps {plan.eps:g} at delta {plan.delta:g}" if plan.sigma else "no privacy"),
+        "noise": f"sigma {plan.sigma:.4f}" if plan.sigma else "none: no privacy",
         "network": f"{config.model}, {trained:,} parameters trained, on {trainer.device}",
         "a step": f"about {in_words(seconds)} ({how})",
         "in all": f"about {in_words(seconds*steps)} for {steps} steps, without tests"
@@ -167,7 +168,8 @@ def rehearse(
     if without:
         lines["start" if config.start else "features"] = without
     said = "\n".join(f"{what:9}{text}" for what, text in lines.items())
-    return f"{config.preset}, not run: nothing is written, nothing is spent\n{said}"
+    text = f"{config.preset}, not run: nothing is written, nothing is spent\n{said}"
+    return marked(text, plan)
 
 # %% ../../nbs/workshop/cli/estimates.ipynb #e4150636
 _FEW = 16  # images of the micro-batch that is measured
@@ -252,7 +254,7 @@ def list_presets(
     names=None,   # of presets; default: all but the miniatures
 ):                # a line per preset
     "List presets: cost on this machine, data, other images, records."
-    names = names or [name for name in PRESETS if not name.endswith("-fast")]
+    names = names or [*PRESETS]
     costs = _costs(names, make_engine)
     configs = {name: make_config(name) for name in names}
     missing = {data: is_there(data, root) for data in {c.data for c in configs.values()}}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..basics import PALETTE, figure
-from .presets import digit_filters
+from .building import digit_filters
 from ..gradients import FlatClip, fast_grad_sum
 
 # %% ../../nbs/workshop/cli/fairness.ipynb #8afc3136

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ..basics import PALETTE, figure
-from .presets import make_config
+from .config import make_config
 from ..features import PUBLIC
 from ..training import mean_std
 
@@ -106,7 +106,7 @@ def rung(
     "Summarize the runs of a preset."
     config = make_config(preset)
     about = dict(
-        source=source_of(preset),
+        source="without privacy" if math.isinf(config.eps) else source_of(preset),
         name=preset,
         model=config.model,
         eps=config.eps,

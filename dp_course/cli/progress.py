@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from ..basics import progress
-from .presets import Config, run_name
+from .config import Config, eps_words, finite, marked, run_name
 from .releases import write_release
 from .tables import plot_record
 from .tasks import dice_words
@@ -181,7 +181,8 @@ class EpochRow:
         more = {k: scores[k] for k in ("accuracy_unaveraged", "mean_dice") if k in scores}
         if self.note:
             more["nonprivate"] = self.note
-        self.latest = epoch_line(trainer, self.watch.seconds, scores["accuracy"], **more)
+        latest = epoch_line(trainer, self.watch.seconds, scores["accuracy"], **more)
+        self.latest = finite(latest)
 
 
 class RowWriter:
@@ -230,7 +231,8 @@ def describe_start(
     plan = run.trainer.plan
     text = (
         f"{run_name(run.config)}: {run.trainer.data.name}, {plan.n:,} {plan.unit}s, "
-        f"{plan.steps} steps of about {plan.batch_size:.0f}, sigma {plan.sigma:.3f}")
+        f"{plan.steps} steps of about {plan.batch_size:.0f}, "
+        + (f"sigma {plan.sigma:.3f}" if plan.sigma else "no noise: no privacy"))
     if run.config.precision != "float32":
         text += f"; the network in {run.config.precision}"
     if run.lines:
@@ -242,7 +244,7 @@ def describe_scores(row):
     "What was spent and what it bought, short enough for a bar."
     tested, share = leading(row)
     tested = tested.replace("validation accuracy", "validation")  # a bar is narrow
-    return f"eps {row['eps']:.3f}  {tested} {share:.2%}"
+    return f"{eps_words(row['eps'])}  {tested} {share:.2%}"
 
 
 def describe_row(row, plan):
@@ -292,7 +294,7 @@ class Bar:
         self.row = row
         self.bar = progress(last or trainer.plan.steps, title, show=True)
         self.bar.initial = self.bar.n = trainer.t  # what was done before says nothing of our speed
-        self.bar.set_postfix_str(f"eps {trainer.epsilon():.3f}  not tested yet")
+        self.bar.set_postfix_str(f"{eps_words(trainer.epsilon())}  not tested yet")
 
     def count(self, trainer):
         "Take note of a step."
@@ -342,7 +344,7 @@ def finish(
     trainer.save(paths["checkpoint"])
     write_release(trainer, run.config, paths["weights"])
     more = {k: v for k, v in scores.items() if k != "accuracy"}
-    end = end_line(run.config, trainer, seconds, scores["accuracy"], why, **more)
+    end = finite(end_line(run.config, trainer, seconds, scores["accuracy"], why, **more))
     record.write("end", **end)
     if end["finished"]:
         _remove(paths.pop("checkpoint"), "*")  # the previous one too: it holds the same seed
@@ -400,9 +402,11 @@ def _describe_cut(end):
             "computed, because some that a resumed run repeated came out differently (another "
             "machine, other threads) and count twice. Weights and record are final.\n")
     why = {"steps": "--steps"}.get(end["why"], end["why"])
-    return (
-        f"\nCut short ({why}) after step {step} of {steps}: eps = {end['eps_pld']:.4g} is spent, "
-        f"not {end['plan'].eps:g}. --resume goes on.\n")
+    cut = f"\nCut short ({why}) after step {step} of {steps}"
+    if not end["plan"].sigma:
+        return f"{cut}. --resume goes on.\n"
+    return (f"{cut}: eps = {end['eps_pld']:.4g} is spent, not {end['plan'].eps:g}. --resume goes "
+            "on.\n")
 
 # %% ../../nbs/workshop/cli/progress.ipynb #9581315a
 def describe_end(
@@ -420,7 +424,7 @@ def describe_end(
     for kind, path in end["paths"].items():
         secret = "   private: it holds the secret seed" if kind == "checkpoint" else ""
         text += f"\n{kind:10}  {path}{secret}"
-    return text
+    return marked(text, end["plan"])
 
 
 def conclude(
@@ -432,11 +436,15 @@ def conclude(
         say(describe_end(end))
     if len(ends) < 2:
         return
+    plan = ends[0]["plan"]
     whole = [leading(end) for end in ends if end["finished"]]
     if len(whole) > 1:
         names, shares = zip(*whole)
         mean, std = mean_std(100*share for share in shares)
-        say(f"\n{len(whole)} finished runs: {names[0]} {mean:.2f} +- {std:.2f} % "
-            "(mean and standard deviation).")
-    eps = composed_epsilon(ends, ends[0]["plan"])
+        text = (f"\n{len(whole)} finished runs: {names[0]} {mean:.2f} +- {std:.2f} % "
+                "(mean and standard deviation).")
+        say(marked(text, plan))
+    if not plan.sigma:
+        return
+    eps = composed_epsilon(ends, plan)
     say(f"Publishing all {len(ends)} spends more than one: eps = {eps:.3g} together.")

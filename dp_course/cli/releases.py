@@ -14,7 +14,7 @@ from torch import nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from ..basics import check_count, patch_to
-from .presets import FEATURES, fit_out, make_network
+from .building import FEATURES, fit_out, make_network
 from .tasks import SCANS, task_of
 from ..data import Examples, all_views, call_model, tree_map
 from ..training import count_classes, load_checked, model_input, save_atomic

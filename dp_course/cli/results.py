@@ -12,12 +12,13 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats
 
+from .config import first_line, make_config, promises, told_by
 from .ladder import PUBLISHED, REPORT, Row, images_of, source_of
-from .presets import PRESETS, make_config
+from .presets import PRESETS
 from .tables import changed
 from .tasks import SCANS
 from ..privacy import PLDAccountant, RDPAccountant
-from ..training import distinct, mean_std, recorded, settings, stated
+from ..training import distinct, mean_std, recorded, settings
 
 # %% ../../nbs/13_results.ipynb #cbdbb41e
 @lru_cache(maxsize=None)
@@ -55,6 +56,27 @@ def _check_spent(
         raise ValueError(f"{where}: {key} is {stated}, but its plan spends {spent:.4g} by step "
                          f"{line['step']}: don't use it")
 
+
+_EPS = "eps", "eps_pld", "eps_rdp"
+
+
+def _check_eps(record, start, where):
+    "Compute every eps of a record again."
+    for line in record[1:]:
+        for key in sorted({*_EPS} & line.keys()):
+            _check_spent(line, start, key, where)
+    for key in ("eps_pld", "eps_rdp"):
+        _check_spent(record[-1], start, key, where)
+
+
+def _check_no_eps(record, start, where):
+    "Refuse a run without noise that states an eps."
+    stated = [f"{key} = {line[key]}" for line in record for key in _EPS
+              if line.get(key) is not None]
+    if stated or start["plan"]["eps"] != math.inf:
+        raise ValueError(f"{where}: it has no noise, and yet promises {', '.join(stated) or 'eps'}"
+                         ": don't use it")
+
 # %% ../../nbs/13_results.ipynb #da6e00f3
 def verify(
     record,  # lines
@@ -62,16 +84,13 @@ def verify(
     "Compute eps of every line again, that of the last by both accountants, and compare."
     # ValueError: eps understated, budget exceeded, more steps than planned, another step's
     # accuracy, a first line without plan, seed or config
-    start, end = stated(record, "plan", "seed", "config"), record[-1]
+    start, end = first_line(record, "plan", "seed", "config"), record[-1]
     plan, name = start["plan"], f"{start['preset']}, seed {start['seed']}"
     if end["kind"] != "end" or None in map(end.get, ("step", "delta", "test_accuracy")):
         raise ValueError(f"{name}: it has no last line, or one that says too little: don't use it")
-    for line in record[1:]:
-        for key in sorted({"eps", "eps_pld", "eps_rdp"} & line.keys()):
-            _check_spent(line, start, key, name)
-    for key in ("eps_pld", "eps_rdp"):
-        _check_spent(end, start, key, name)
-    within = end["eps_pld"] <= 1.001*plan["eps"] and end["step"] <= plan["steps"]
+    (_check_eps if promises(start) else _check_no_eps)(record, start, name)
+    spent = end["eps_pld"] if promises(start) else math.inf
+    within = spent <= 1.001*plan["eps"] and end["step"] <= plan["steps"]
     if not within or end["delta"] != plan["delta"]:
         raise ValueError(f"{name}: spent more than its plan of eps {plan['eps']:g}: don't use it")
     if _last_accuracies(record) != {end["test_accuracy"]}:
@@ -99,10 +118,10 @@ def headline(
         data=start["data"],
         model=start["config"].get("model", ""),
         images=images_of(start["config"]),
-        eps=start["plan"]["eps"],
+        eps=first_line(kept[0], "plan")["plan"]["eps"],
         delta=ends[0]["delta"],
-        eps_pld=max(end["eps_pld"] for end in ends),
-        eps_rdp=max(end["eps_rdp"] for end in ends),
+        eps_pld=max(told_by(end)["eps_pld"] for end in ends),
+        eps_rdp=max(told_by(end)["eps_rdp"] for end in ends),
         accuracy=mean,
         std=std,
         runs=len(ends),
@@ -151,7 +170,8 @@ def _our_row(row):
     note = "not run yet"
     if "runs" in row:
         note = f"{row['runs']} seed" + "s"*(row["runs"] > 1)
-    return Row(source_of(row["run"]), name, row["model"], row["eps"], row["accuracy"],
+    source = "without privacy" if math.isinf(row["eps"]) else source_of(row["run"])
+    return Row(source, name, row["model"], row["eps"], row["accuracy"],
                row.get("std", math.nan), note, row["images"])
 
 

@@ -7,7 +7,6 @@ __all__ = ['load_data', 'make_model', 'make_optimizer', 'usable_precision', 'mak
            'screen_of', 'callbacks_of', 'run', 'main']
 
 # %% ../../nbs/12_resnet20.ipynb #8939c3d3
-import json
 import os
 import secrets
 import sys
@@ -19,12 +18,13 @@ from functools import partial
 import torch
 
 from ..basics import _watched, keep_memory, machine, pick_device
+from .building import ENGINES, FEATURES, fit_out, make_network
 from .command import Job, parse
+from dp_course.cli.config import (
+    Config, config_of, finite, make_config, make_plan, make_schedule, marked, overrides_of,
+    run_name, told_by)
 from .estimates import rehearse
 from .main import answer
-from .presets import (
-    ENGINES, FEATURES, Config, config_of, fit_out, make_config, make_network, make_plan,
-    make_schedule, overrides_of, run_name)
 from .progress import (
     AtEpochs, Bar, Checkpoint, EpochRow, Evaluation, Interrupt, Lines, RowWriter, Run, Stop,
     Stopwatch, TimeLimit, complain, conclude, describe_start, discard, finish, tidy)
@@ -162,7 +162,7 @@ def set_up(
         return Run(config, trainer)  # process 0 writes
     record = new_record(job.out, run_name(config), "secret" if job.seed is None else job.seed)
     try:
-        start = start_line(config, trainer, job.seed, init_seed)
+        start = finite(start_line(config, trainer, job.seed, init_seed))
         record.write("start", **start, processes=peers.world, data_seconds=seconds)
         Checkpoint(record)(trainer)  # the secret outlives a crash in step 1
     except BaseException:
@@ -199,8 +199,9 @@ def _unlike(
 ):          # f(settings of a record) -> str, "" for nothing
     "Say what a run was told otherwise: one with another eps has another budget."
     told = overrides_of(asdict(asked))
-    wanted = json.loads(json.dumps(asdict(asked)))  # as a record has them
+    wanted = told_by(finite(asdict(asked)))  # as a record has them
     def words(settings):
+        settings = told_by(settings)
         names = told.keys() | (overrides_of(settings) if typed is None else typed)
         other = [name for name in sorted(names)
                  if settings.get(name) != wanted[name] and wanted[name] != "auto"]
@@ -323,8 +324,12 @@ def run(
     reasons = Stop(peers, {"interrupted": stop, "time limit": limit})
     if peers.rank:
         say, show = (lambda text: None), False  # process 0 speaks for all
-    say(describe_start(here))
-    screen = screen_of(here, last, row, watch, say, show)
+
+    def said(text):
+        say(marked(text, trainer.plan))
+
+    said(describe_start(here))
+    screen = screen_of(here, last, row, watch, said, show)
     trainer.callbacks += callbacks_of(here, last, row, watch, screen, peers)
     watch.start()
     with closing(here):

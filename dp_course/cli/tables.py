@@ -6,26 +6,20 @@
 __all__ = ['changed', 'Table', 'results_table', 'plot_traces', 'plot_record']
 
 # %% ../../nbs/workshop/cli/tables.ipynb #74e8eb0c
-import json
 import math
 import textwrap
-from dataclasses import asdict
 
 from ..basics import PALETTE, panels
-from .presets import PRESETS, make_config, overrides_of
-from ..training import LABELS, leading, read_record, stated
+from .config import first_line, overrides_of, promises
+from ..training import leading, read_record
 
 # %% ../../nbs/workshop/cli/tables.ipynb #cd342751
 def changed(
     record,  # lines
 ):           # str, empty if nothing
     "Say what a run was told beyond its preset."
-    start = record[0]
-    if start["preset"] not in PRESETS:
-        return ""
-    usual = json.loads(json.dumps(asdict(make_config(start["preset"]))))
-    return ", ".join(f"{key}={value}" for key, value in start["config"].items()
-                     if key in usual and key not in LABELS and usual[key] != value)
+    told = overrides_of(record[0]["config"])
+    return ", ".join(f"{key}={value}" for key, value in told.items())
 
 # %% ../../nbs/workshop/cli/tables.ipynb #f0c3a511
 def _line(cells):
@@ -53,6 +47,13 @@ def _from_to(least, most):
     return f"{low} to {high}"
 
 
+def _eps_of(row):
+    "What was spent, by two accountants."
+    if math.isinf(row["eps_pld"]):
+        return "no privacy"
+    return f"{row['eps_pld']:.2f} ({row['eps_rdp']:.2f})"
+
+
 def _row_of_a_run(row):
     "What was reached and at which price."
     spread = f" +- {row['std']:.2f}" if row["runs"] > 1 else ""
@@ -61,7 +62,7 @@ def _row_of_a_run(row):
         "run": f"{name} with {row['changed']}" if row["changed"] else name,
         "data, model": f"{row['data']}, {row['model']}",
         "other images": row.get("images", "none"),
-        "eps by PLD (RDP)": f"{row['eps_pld']:.2f} ({row['eps_rdp']:.2f})",
+        "eps by PLD (RDP)": _eps_of(row),
         "test accuracy, last step": f"**{row['accuracy']:.2f}{spread} %**",
         "seeds": row["runs"],
         "seconds of training": _from_to(*row["seconds"]),
@@ -76,7 +77,7 @@ def _row_to_come(row):
         "run": f"`{row['run']}`",
         "data, model": f"{row['data']}, {row['model']}",
         "other images": row.get("images", "none"),
-        "eps by PLD (RDP)": f"{row['eps']:g} planned",
+        "eps by PLD (RDP)": "no privacy" if math.isinf(row["eps"]) else f"{row['eps']:g} planned",
         "test accuracy, last step": f"not run yet: `{row['command']}`",
         "seeds": "",
         "seconds of training": "",
@@ -108,7 +109,7 @@ def plot_traces(
     for i, record in enumerate(records):
         rows = [line for line in record if line["kind"] == "epoch"]
         for ax, (key, scale) in zip(axes, keys):
-            points = [(row["step"], scale*row[key]) for row in rows if key in row]
+            points = [(row["step"], scale*row[key]) for row in rows if row.get(key) is not None]
             ax.plot(*zip(*points), marker="o", ms=2.5, color=PALETTE[i % 7], label=label(record))
     for ax in axes[1:]:
         ax.set_ylim(0)
@@ -121,23 +122,27 @@ def plot_record(
 ):         # figure
     "Draw accuracy, or what leads in its place, and eps against the step."
     record = read_record(path)
-    start, lines = stated(record, "plan"), record[1:]
+    start, lines = first_line(record, "plan"), record[1:]
     plan = start["plan"]
     tested = [line for line in lines if None not in (line.get("step"), line.get("test_accuracy"))]
     rows = {line["step"]: line for line in tested}  # the last of a step
     names, shares = zip(*map(leading, rows.values())) if rows else (["test accuracy"], [])
     accuracy = [100*share for share in shares]
     spent = [0, *(row.get("eps", row.get("eps_pld", math.nan)) for row in rows.values())]
+    private = promises(start)
     got = f"{accuracy[-1]:.1f} % at the last step" if rows else "no step yet"
     told = overrides_of(start.get("config") or {})
     beyond = textwrap.fill(", ".join(f"{key} {value}" for key, value in told.items()), 50)
     titles = (f"{start['preset']}: {got}\n{beyond}".strip(),
-              f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}")
+              f"eps spent: {spent[-1]:.2f} of {plan['eps']:g}" if private else "no privacy")
     fig, (left, right) = panels(titles, "step", f"{names[-1]} (%)", (5, 3.4))
     left.plot([*rows], accuracy, marker="o", ms=3, color=PALETTE[0])
-    right.plot([0, *rows], spent, marker="o", ms=3, color=PALETTE[3])
-    right.axhline(plan["eps"], ls="--", lw=1, color="k")
-    right.set(ylabel=f"eps at delta = {plan['delta']:g}", ylim=(0, 1.1*plan["eps"]))
+    if private:
+        right.plot([0, *rows], spent, marker="o", ms=3, color=PALETTE[3])
+        right.axhline(plan["eps"], ls="--", lw=1, color="k")
+        right.set(ylabel=f"eps at delta = {plan['delta']:g}", ylim=(0, 1.1*plan["eps"]))
+    else:
+        right.text(.5, .5, "no noise: no eps holds", ha="center", transform=right.transAxes)
     for ax in (left, right):
         ax.set_xlim(0, 1.02*plan["steps"])
     return fig
