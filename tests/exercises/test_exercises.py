@@ -17,7 +17,7 @@ import nbformat
 import pytest
 import torch
 
-from dp_course.exercises import Card, Trial, listed, progress
+from dp_course.exercises import Card, Trial, how_far, listed
 from dp_course.exercises import cards as exercises
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -304,16 +304,16 @@ def test_progress_is_kept_in_the_students_folder(copy, monkeypatch, spaces):
                          for stem in CONVERTED}
     check = spaces["00_start"]["check_rms"]
     check(lambda x: x.norm())
-    assert "□□□□ 0 of 4" in repr(progress())
+    assert "□□□□ 0 of 4" in repr(how_far())
     check(lambda x: x.square().mean().sqrt())
     check(lambda x: x.norm())  # a later mistake takes nothing away
-    assert "■□□□ 1 of 4" in repr(progress())
+    assert "■□□□ 1 of 4" in repr(how_far())
     kept = json.loads((copy/exercises.PROGRESS).read_text())
     assert kept["check_rms"] == {"best": [4, 4], "tries": 2, "last": kept["check_rms"]["last"]}
     monkeypatch.chdir(copy/"workshop/training")  # a room's kernel runs there
     spaces["processes"]["check_noises_in"](lambda moves, std: round((moves.var()/std**2).item()))
     assert not Path(exercises.PROGRESS).exists()
-    assert re.search(r"processes +■□□ 1 of 3", repr(progress())), progress()
+    assert re.search(r"processes +■□□ 1 of 3", repr(how_far())), how_far()
     assert "check_noises_in" in json.loads((copy/exercises.PROGRESS).read_text())
     monkeypatch.chdir(copy/"solutions")  # whoever runs a solution has not solved it
     spaces["00_start"]["check_secrets"](lambda m: m)
