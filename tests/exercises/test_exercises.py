@@ -170,7 +170,8 @@ def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
 
 
 LEAKS = [  # answers that break privacy, though most properties hold
-    ("check_private_mean", "that is the sum", False), ("check_private_mean", "clamped every coordinate", True),
+    ("check_private_mean", "that is the sum", False),
+    ("check_private_mean", "clamped every coordinate", True),
     ("check_private_mean", "divided by the realised", True),
     ("check_next_threshold", "the fraction leaks", True),
     ("check_private_accuracy", "leaves the house", True),
