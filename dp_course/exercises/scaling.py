@@ -113,11 +113,7 @@ check_advise = Exercise(
         "all into the batch: a smaller one within 3 % of the largest proxy will do":
             lambda *case: _advice(*case, pick=lambda rows: rows[-1]),
         "all into the steps: compare the proxies first":
-            lambda *case: _advice(*case, pick=lambda rows: rows[0]),
-        "that is the largest proxy; asked is the smallest batch within 3 % of it":
-            lambda *case: _advice(*case, pick=lambda rows: max(rows, key=lambda r: r["snr"])),
-        "the largest batch within 3 % was found: the smallest is asked for":
-            lambda *case: _advice(*case, pick=lambda rows: _near_the_best(rows[::-1]))},
+            lambda *case: _advice(*case, pick=lambda rows: rows[0])},
     hints=(
         "factor 4: try (B, 4T), (2B, 2T) and (4B, T), as far as the batch is at most n.",
         "For each: `sigma_table(n, [b], eps=eps, delta=delta, steps=t)[0]`; the first whose `snr` "

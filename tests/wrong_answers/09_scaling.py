@@ -40,7 +40,6 @@ WRONG = {
                                              "tries[-1]"),
         "all into the steps": ADVISE.replace("next(r for r in tries if r[\"snr\"] >= .97*most)",
                                              "tries[0]"),
-        "the smallest is asked for": ADVISE.replace("in tries if", "in tries[::-1] if"),
         "made for mini-batch noise": ADVISE.replace(
             "matched_lr(lr, old, run(best))", 'lr*best["batch_size"]/batch_size')},
     "check_enough_steps": {
