@@ -2,6 +2,8 @@
 
 Made once from nbs/, by default in student/: a notebook that is there already is never touched, one
 that is missing is added. Solutions move to FOLDER/solutions/, folded; progress is kept in FOLDER.
+Lessons ask for a guess before a cell is run, so the copy keeps no saved output but that of a cell
+which is slow, or is not run; and the lines that make a package of the notebooks stay out of it.
 """
 import ast
 import re
@@ -69,6 +71,45 @@ def question(cells, i):
     return found[before] if before < len(found) else "### Exercise"
 
 
+def keeps_output(cell):
+    "Whether the reader is shown a result without running the cell: it is slow, or not to be run."
+    return bool(re.search(r"(?m)^#\|\s*(slow|eval:\s*false)\s*$", cell.source))
+
+
+def without_machinery(source):
+    "A cell without nbdev's lines for the export, and without imports of private names."
+    source = re.sub(r"(?m)^#\|\s*(export|exporti|exports|default_exp\b.*|hide)\s*\n?", "", source)
+    source = re.sub(r"(?m)^_all_ = .*\n?", "", source)
+    try:
+        nodes = ast.parse(source).body
+    except SyntaxError:  # a line of IPython's own
+        return source
+    lines = source.split("\n")
+    for node in reversed(nodes):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dp_course"):
+            public = [name for name in node.names if not name.name.startswith("_")]
+            if len(public) < len(node.names):
+                kept = [ast.unparse(ast.ImportFrom(node.module, public, node.level))]
+                lines[node.lineno - 1:node.end_lineno] = kept if public else []
+    return "\n".join(lines)
+
+
+def for_guessing(notebook):
+    "The notebook as a student opens it: nothing is computed yet, and nothing is exported."
+    kept = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            if not keeps_output(cell):
+                cell.outputs, cell.execution_count = [], None
+            machinery = cell.source
+            cell.source = without_machinery(machinery).lstrip("\n")
+            if machinery and not cell.source.strip():
+                continue  # there was nothing else in it
+        kept.append(cell)
+    notebook.cells = kept
+    return notebook
+
+
 def split(notebook, path):
     "The lesson without its solutions, and the solutions; its path is relative to the folder."
     solutions = nbformat.v4.new_notebook(metadata=notebook.metadata)
@@ -109,9 +150,9 @@ def make(folder=ROOT/"student", source=ROOT/"nbs"):
         if to.exists():
             continue
         lesson, solutions = split(nbformat.read(path, 4), place)
-        added += write(lesson, to)
+        added += write(for_guessing(lesson), to)
         if solutions:
-            write(solutions, folder/"solutions"/path.name)
+            write(for_guessing(solutions), folder/"solutions"/path.name)
     return added
 
 

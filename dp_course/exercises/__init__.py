@@ -8,7 +8,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "by_hand": """
         check_private_mean check_steal check_update_std check_worst_move""",
     "cards": """
-        Blank Card PROGRESS Progress Refused Trial fresh_copy gap listed progress record""",
+        Blank Card Exercise PROGRESS Progress Refused Trial above below fresh_copy gap how_far
+        listed record""",
     "clipping": """
         check_gradient_sigma check_judge check_next_threshold check_smallest_fair""",
     "cost": """

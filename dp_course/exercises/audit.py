@@ -14,7 +14,7 @@ from torch import nn
 
 from ..audit import (
     AUDITS, MUTANTS, Mutant, Replay, SmallTrainer, audit_all, fresh, lab_net, lab_plan, least_mu)
-from .cards import Trial
+from .cards import Exercise
 
 # %% ../../nbs/exercises/audit.ipynb #e15639e5
 _SEEN = {
@@ -26,27 +26,31 @@ _SEEN = {
 }
 
 
-def check_verdicts(
-    your_function,  # `my_verdicts()`, a dict: name of a mutant -> the first audit that objects
-    seed=None,      # not used: nothing is drawn
-):                  # `Card`
-    "Judge verdicts on five mutants."
-    trial = Trial(your_function, "check_verdicts", seed, (
+def _five_names(trial):
+    said = trial()
+    named = isinstance(said, dict) and said.keys() == _SEEN.keys()
+    trial.need(named, f"expected a dict with the keys {', '.join(_SEEN)}")
+    unknown = [layer for layer in said.values() if layer not in AUDITS]
+    trial.need(not unknown, f"got {unknown}: expected one of {', '.join(AUDITS)}")
+
+
+def _seen_by(name):
+    def seen(trial):
+        answer = trial()[name]
+        trial.need(answer == MUTANTS[name].layer, f"for {name} got {answer!r}", _SEEN[name])
+    return seen
+
+
+check_verdicts = Exercise(
+    "check_verdicts", "`my_verdicts()`: a dict, name of a mutant -> the first audit that objects.",
+    properties={
+        "five names, each with one of the audits": _five_names,
+        **{f"who sees {name}": _seen_by(name) for name in _SEEN}},
+    hints=(
         "Read .source(): does it change what one example can do, the noise, or who is drawn?",
         "Run audit_all(lambda **kinds: MUTANTS[name].of(SmallTrainer(**kinds))): the first name "
         "with a finding that is false is the answer.",
         "One of them is seen by replay, two by noise, two by the sampler."))
-    with trial.holds("five names, each with one of the audits"):
-        said = trial()
-        named = isinstance(said, dict) and said.keys() == _SEEN.keys()
-        trial.need(named, f"expected a dict with the keys {', '.join(_SEEN)}")
-        unknown = [layer for layer in said.values() if layer not in AUDITS]
-        trial.need(not unknown, f"got {unknown}: expected one of {', '.join(AUDITS)}")
-    for name, why in _SEEN.items():
-        with trial.holds(f"who sees {name}"):
-            answer = trial()[name]
-            trial.need(answer == MUTANTS[name].layer, f"for {name} got {answer!r}", why)
-    return trial.card()
 
 # %% ../../nbs/exercises/audit.ipynb #4af3b71d
 def _coins(accuracy, alpha=5e-4):
@@ -60,13 +64,29 @@ def _coins(accuracy, alpha=5e-4):
 def _accuracy(share):
     return stats.norm.cdf(1/(2*share*1.6138))
 
+
+def _needed(share):
+    return _coins(_accuracy(share))
+
+
+def _near(*shares):
+    "A property: a multiple of 100, at most 100 away from the truth."
+    def near(trial):
+        for share in shares or (trial.uniform(.5, .85), trial.uniform(.5, .85)):
+            got = int(trial(share))
+            trial.same(_needed, share, rtol=100.5/_needed(share))
+            trial.need(got % 100 == 0, f"for {share:.4g}: {got} is no multiple of 100")
+    return near
+
 # %% ../../nbs/exercises/audit.ipynb #14c0a1b2
-def check_coins_needed(
-    your_function,  # `coins_needed(share)`, a multiple of 100
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge how many coins the guesses need to convict a trainer with a share of its noise."
-    slips = {
+check_coins_needed = Exercise(
+    "check_coins_needed", "`coins_needed(share)`: how many coins, a multiple of 100, the guesses "
+    "need to convict a trainer with a share of its noise.",
+    properties={
+        "sigma/sqrt(2)": _near(.5**.5),
+        "a ninth and a fifth too little": _near(8/9, .8),
+        "any share": _near()},
+    slips={
         "the best guess is right with probability Phi(1/(2 sigma)): you forgot the 2":
             lambda share: _coins(stats.norm.cdf(1/(share*1.6138))),
         "the share is of the noise's std, not of its variance":
@@ -74,25 +94,11 @@ def check_coins_needed(
         "half of alpha goes to the second look: 5e-4":
             lambda share: _coins(_accuracy(share), 1e-3),
         "so many are guessed right: asked is how many are tossed":
-            lambda share: round(_accuracy(share)*_coins(_accuracy(share)))}
-    trial = Trial(your_function, "check_coins_needed", seed, (
+            lambda share: round(_accuracy(share)*_needed(share))},
+    hints=(
         "Who has `share` of the noise is guessed with accuracy Phi(1/(2*share*1.6138)).",
         "Try 100, 200, ... coins; of them round(accuracy*coins) are guessed right.",
-        "while least_mu(round(accuracy*coins), coins, 5e-4) <= 1/1.6138: coins += 100"), slips)
-
-    def near(*shares):
-        for share in shares:
-            got, want = int(trial(share)), _coins(_accuracy(share))
-            trial.compared.append(((share,), got, 1e-6, 0.))
-            trial.need(got % 100 == 0, f"for {share:.4g}: {got} is no multiple of 100")
-            trial.need(abs(got - want) <= 100, f"for {share:.4g}: got {got}, expected {want}")
-    with trial.holds("sigma/sqrt(2)"):
-        near(.5**.5)
-    with trial.holds("a ninth and a fifth too little"):
-        near(8/9, .8)
-    with trial.holds("any share"):
-        near(*(.5 + .35*torch.rand(2, generator=trial.generator)).tolist())
-    return trial.card()
+        "while least_mu(round(accuracy*coins), coins, 5e-4) <= 1/1.6138: coins += 100"))
 
 # %% ../../nbs/exercises/audit.ipynb #6840b073
 def _lab(make, seed=0):
@@ -103,40 +109,49 @@ def _lab(make, seed=0):
     return Replay(suspect.step, examples, 1/24)
 
 
+def _theirs(trial):
+    return lambda **kinds: Mutant(trial()[0], "none", "yours").of(SmallTrainer(**kinds))
+
+
+def _one_example(trial):
+    changes, (x, y) = trial()
+    trial.need(isinstance(changes, dict), "the first part is no dict of functions")
+    trial.need(tuple(x.shape) == (1, 8) and tuple(y.shape) == (1,),
+               f"z has the shapes {tuple(x.shape)} and {tuple(y.shape)}",
+               "z must be one example: ratios are per person")
+
+
+def _does_harm(trial):
+    ratio = _lab(_theirs(trial)).ratio(trial()[1])
+    trial.need(ratio > 2, f"z moves it by {ratio:.3g} times the bound",
+               "harmless: your z may do what every example may do" if ratio <= 1.001 else "")
+
+
 _CAUGHT = {
     "replay": "made-up newcomers find it: misbehave for a kind of example that nobody makes up",
     "noise": "the noise audit counts it: leave the noise alone, and the canaries' lengths",
     "sampler": "it shows in who is drawn: leave `draw` and `stream` alone",
 }
 
+
+def _acquitted(name):
+    def acquitted(trial):
+        finding = audit_all(_theirs(trial), [name])[name]
+        trial.need(bool(finding), finding.verdict, _CAUGHT[name])
+    return acquitted
+
 # %% ../../nbs/exercises/audit.ipynb #a1eca02e
-def check_survivor(
-    your_function,  # `my_mutant()`: changes as in the workshop, z = (x (1,8), y (1,))
-    seed=None,      # not used: the audits have seeds of their own
-):                  # `Card`
-    "Judge a mutant that three audits acquit, and the example that it betrays."
-    trial = Trial(your_function, "check_survivor", seed, (
+check_survivor = Exercise(
+    "check_survivor", "`my_mutant()`: changes as in the workshop that three audits acquit, and the "
+    "example z = (x (1,8), y (1,)) that they betray.",
+    properties={
+        "changed functions, and one example z = (x (1,8), y (1,))": _one_example,
+        "z moves the step by more than twice the bound": _does_harm,
+        **{f"no objection from the {name} audit": _acquitted(name) for name in _CAUGHT}},
+    hints=(
         "Audits try rows of data, scaled rows, noise, and rows with one large entry. What kind of "
         "row is none of these?",
         "Change `bound`: call clip_and_add, then add something for a row whose features are all "
         "equal, for example.",
         "columns = grads['0.weight'] (b,o,i) tells: where all columns are equal (and not 0) the "
         "features were; add 100 times those examples' gradients to the sum; z = (ones(1,8), [0])"))
-
-    def make(**kinds):
-        return Mutant(trial()[0], "none", "yours").of(SmallTrainer(**kinds))
-    with trial.holds("changed functions, and one example z = (x (1,8), y (1,))"):
-        changes, (x, y) = trial()
-        trial.need(isinstance(changes, dict), "the first part is no dict of functions")
-        trial.need(tuple(x.shape) == (1, 8) and tuple(y.shape) == (1,),
-                   f"z has the shapes {tuple(x.shape)} and {tuple(y.shape)}",
-                   "z must be one example: ratios are per person")
-    with trial.holds("z moves the step by more than twice the bound"):
-        ratio = _lab(make).ratio(trial()[1])
-        trial.need(ratio > 2, f"z moves it by {ratio:.3g} times the bound",
-                   "harmless: your z may do what every example may do" if ratio <= 1.001 else "")
-    for name in ("replay", "noise", "sampler"):
-        with trial.holds(f"no objection from the {name} audit"):
-            finding = audit_all(make, [name])[name]
-            trial.need(bool(finding), finding.verdict, _CAUGHT[name])
-    return trial.card()

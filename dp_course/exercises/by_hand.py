@@ -10,80 +10,82 @@ import math
 
 import torch
 
-from .cards import Trial, gap
+from .cards import Exercise, gap
 
 # %% ../../nbs/exercises/by_hand.ipynb #1a17e7d3
-def _gradient(generator, pixels, classes, sure=0.):
+def _gradient(trial, pixels, classes, sure=0.):
     "(classes, pixels) and (classes,): the gradient of one example in a linear layer."
-    x = torch.randn(pixels, dtype=torch.float64, generator=generator)
-    z = torch.randn(classes, dtype=torch.float64, generator=generator)
-    label = int(torch.randint(classes, (), generator=generator))
+    x, z = trial.normal(pixels), trial.normal(classes)
+    label = trial.whole(0, classes - 1)
     z[label] += sure
     g = z.softmax(0)
     g[label] -= 1
-    return g[:, None]*x, g
+    return [(g[:, None]*x, g)]
 
 
-def check_steal(
-    your_function,  # `steal(W, bias)`, a dict: image and label
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a theft: the training image and its label from the gradient of one example."
-    def truth(W, bias, pick=torch.argmin):
-        label = pick(bias)
-        return {"image": W[label]/bias[label], "label": label}
+def _stolen(W, bias, pick=torch.argmin, divide=True):
+    label = pick(bias)
+    return {"image": W[label]/bias[label] if divide else W[label], "label": label}
 
-    def divided(by):
-        return lambda W, bias: truth(W, bias) | {"image": W[bias.argmin()]/by(bias)}
-    trial = Trial(your_function, "check_steal", seed, (
+
+check_steal = Exercise(
+    "check_steal", "`steal(W, bias)`: the training image and its label from the gradient of one "
+    "example, a dict of image and label.",
+    truth=_stolen,
+    properties={
+        "an image of 64 pixels, ten classes": lambda trial: _gradient(trial, 64, 10),
+        "other sizes": lambda trial: _gradient(trial, 7, 3),
+        "a model that is sure of the label": lambda trial: _gradient(trial, 20, 5, sure=9.)},
+    slips={
+        "the label is where the bias gradient is negative: softmax minus one":
+            lambda W, b: _stolen(W, b, torch.argmax),
+        "the row with the largest entry is right, up to its sign: the label has the negative one":
+            lambda W, b: _stolen(W, b) | {"label": b.abs().argmin()},
+        "that row is the image times a number: divide by the bias's entry in that row":
+            lambda W, b: _stolen(W, b, divide=False),
+        "that is minus the image: divide by the entry itself, which is negative":
+            lambda W, b: _stolen(W, b) | {"image": -_stolen(W, b)["image"]},
+        "add no rows up: each one is the image times its own entry of the bias":
+            lambda W, b: _stolen(W, b) | {"image": W.sum(0)},
+        "the entries of the bias gradient add up to 0: divide row by row, not the sum":
+            lambda W, b: _stolen(W, b) | {"image": W.sum(0)/b.sum()},
+        "a mean of rows cancels: one row, divided by its entry of the bias, is the image":
+            lambda W, b: _stolen(W, b) | {"image": W.mean(0)},
+        "divide by the row's own entry of the bias, not by the length of the bias":
+            lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]/b.norm()},
+        "a length of 1 is not the image's own: divide by the entry of the bias":
+            lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]/W[b.argmin()].norm()}},
+    hints=(
         "Softmax minus one-hot: which entry of the bias gradient is unlike the others?",
         "Only the true class has a negative entry. Every row of W is the image times the entry of "
         "the bias beside it.",
-        "`label = bias.argmin(); return {'image': W[label]/bias[label], 'label': label}`"), {
-            "the label is where the bias gradient is negative: softmax minus one":
-                lambda W, bias: truth(W, bias, torch.argmax),
-            "that row is the image times a number: divide by the bias's entry in that row":
-                divided(lambda bias: 1.),
-            "divide by the row's own entry of the bias, not by the length of the bias":
-                divided(torch.norm)})
-    cases = {"an image of 64 pixels, ten classes": (64, 10, 0.),
-             "other sizes": (7, 3, 0.),
-             "a model that is sure of the label": (20, 5, 9.)}
-    for text, case in cases.items():
-        with trial.holds(text):
-            trial.same(truth, *_gradient(trial.generator, *case))
-    return trial.card()
+        "`label = bias.argmin(); return {'image': W[label]/bias[label], 'label': label}`"))
 
 # %% ../../nbs/exercises/by_hand.ipynb #612f0274
-def check_update_std(
-    your_function,  # `update_std(sigma, max_norm, batch_size, lr)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the standard deviation that one private step of SGD adds to a weight."
-    def truth(sigma, max_norm, batch_size, lr):
-        return lr*sigma*max_norm/batch_size
-    trial = Trial(your_function, "check_update_std", seed, (
+check_update_std = Exercise(
+    "check_update_std", "`update_std(sigma, max_norm, batch_size, lr)`: the standard deviation "
+    "that one private step of SGD adds to a weight.",
+    truth=lambda s, c, b, lr: lr*s*c/b,
+    properties={
+        "sigma 2, C = 1, batch 256, lr 1": [(2., 1., 256, 1.)],
+        "any settings": lambda trial: [
+            (trial.uniform(.1, 4.), trial.uniform(.1, 4.), 64, trial.uniform(.1, 4.))
+            for _ in range(4)],
+        "no noise": [(0., 1., 64, .5)]},
+    slips={
+        "that is the noise of the mean gradient: the step multiplies it by lr":
+            lambda s, c, b, lr: s*c/b,
+        "that is the noise on the sum: it is divided by the batch, too":
+            lambda s, c, b, lr: lr*s*c,
+        "sigma has no unit: the noise is sigma times the sensitivity C":
+            lambda s, c, b, lr: lr*s/b,
+        "that is the variance: take its root": lambda s, c, b, lr: (lr*s*c/b)**2,
+        "one noise for the sum, not one for each example: no square root of the batch":
+            lambda s, c, b, lr: lr*s*c/math.sqrt(b)},
+    hints=(
         "The noise on the sum has the standard deviation sigma*max_norm. What happens to it then?",
         "The noisy sum is divided by the expected batch size, and the step multiplies by lr.",
-        "`lr*sigma*max_norm/batch_size`"), {
-            "that is the noise of the mean gradient: the step multiplies it by lr":
-                lambda s, c, b, lr: s*c/b,
-            "that is the noise on the sum: it is divided by the batch, too":
-                lambda s, c, b, lr: lr*s*c,
-            "sigma has no unit: the noise is sigma times the sensitivity C":
-                lambda s, c, b, lr: lr*s/b,
-            "that is the variance: take its root": lambda s, c, b, lr: (lr*s*c/b)**2,
-            "one noise for the sum, not one for each example: no square root of the batch":
-                lambda s, c, b, lr: lr*s*c/math.sqrt(b)})
-    with trial.holds("sigma 2, C = 1, batch 256, lr 1"):
-        trial.same(truth, 2., 1., 256, 1.)
-    with trial.holds("any settings"):
-        for _ in range(4):
-            sigma, max_norm, lr = (.1 + 4*torch.rand(3, generator=trial.generator)).tolist()
-            trial.same(truth, sigma, max_norm, 64, lr)
-    with trial.holds("no noise"):
-        trial.same(truth, 0., 1., 64, .5)
-    return trial.card()
+        "`lr*sigma*max_norm/batch_size`"))
 
 # %% ../../nbs/exercises/by_hand.ipynb #16f75b89
 def _lengths(g):
@@ -94,53 +96,51 @@ def _flat_sum(g, bound):
     return (g*(bound/_lengths(g)).clamp(max=1)).sum(0)
 
 
-def _releases(bound):
-    "Name -> (what is published of (b,d) gradients, how far one newcomer can move it, advice)."
-    def smooth(g):
-        return (g*1.5*bound/(_lengths(g) + bound)).sum(0)
+def _halves(g, bound):
+    return torch.cat([_flat_sum(part, bound) for part in g.chunk(2, 1)])
 
-    def halves(g):
-        return torch.cat([_flat_sum(part, bound) for part in g.chunk(2, 1)])
 
-    def realised(g):
-        return 32*_flat_sum(g, bound)/max(1, len(g))
-
-    def constant(g):
-        return torch.ones(g.shape[1], dtype=g.dtype)
-    return {
-        "an honest clip": (lambda g: _flat_sum(g, bound), bound, "make some strangers long"),
-        "a smooth clip": (smooth, 1.5*bound, "far out this clip gives more: try lengths up to 1e6"),
-        "two tensors, each clipped by itself": (
-            halves, math.sqrt(2)*bound,
-            "a stranger who fills one coordinate sees one tensor only: use all coordinates"),
-        "the sum of nothing": (constant, 0., "the same people, with and without her: subtract"),
-        "divided by the realised batch": (
-            realised, 32*bound,
-            "the crowd matters, too: try a single person, and a stranger who contradicts her"),
-    }
+_RELEASES = {  # what is published of (b,d) gradients, how far one newcomer moves it, advice
+    "an honest clip": (_flat_sum, lambda bound: bound, "make some strangers long"),
+    "a smooth clip": (
+        lambda g, bound: (g*1.5*bound/(_lengths(g) + bound)).sum(0), lambda bound: 1.5*bound,
+        "far out this clip gives more: try lengths up to 1e6"),
+    "two tensors, each clipped by itself": (
+        _halves, lambda bound: math.sqrt(2)*bound,
+        "a stranger who fills one coordinate sees one tensor only: use all coordinates"),
+    "the sum of nothing": (
+        lambda g, bound: torch.ones(g.shape[1], dtype=g.dtype), lambda bound: 0.,
+        "the same people, with and without her: subtract"),
+    "divided by the realised batch": (
+        lambda g, bound: 32*_flat_sum(g, bound)/max(1, len(g)), lambda bound: 32*bound,
+        "the crowd matters, too: try a single person, and a stranger who contradicts her"),
+}
 
 # %% ../../nbs/exercises/by_hand.ipynb #53912100
-def check_worst_move(
-    your_function,  # `worst_move(release, d)`, a number; `release`: (b,d) gradients -> a vector
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge an attack: how far does one newcomer move what is published, at worst?"
-    trial = Trial(your_function, "check_worst_move", seed, (
+def _finds(release, most, advice):
+    "A property: the attack finds nearly all of the farthest move, and no more."
+    def found_it(trial):
+        bound = trial.uniform(.5, 2.5)
+        far = most(bound)
+        found = float(trial(lambda g: release(g, bound), 20))
+        numbers = f"found {found:.4g}, the farthest move is {far:.4g}"
+        trial.need(found <= far*(1 + 1e-6) + 1e-9, numbers,
+                   "more than possible: both sides must hold the same people, but for her")
+        trial.need(found >= (.7 if far > 9*bound else .98)*far, numbers, advice)
+    return found_it
+
+
+check_worst_move = Exercise(
+    "check_worst_move", "`worst_move(release, d)`: how far does one newcomer move what `release` "
+    "publishes of (b,d) gradients, at worst?",
+    properties={text: _finds(*release) for text, release in _RELEASES.items()},
+    hints=(
         "Make a crowd, (b,d), and strangers, (d,); publish with and without each; keep the largest "
         "distance.",
         "Vary the stranger's length from 1e-3 to 1e6, her direction (random ones, and minus the "
         "crowd's), and the size of the crowd: 1, 8, 32.",
         "For each crowd g, stranger z: `(release(torch.cat([g, z[None]])) - release(g)).norm()`; "
         "strangers `s*z` and `-s*g.sum(0)` for s in (1e-3, 1., 1e3, 1e6)."))
-    bound = .5 + 2*torch.rand((), generator=trial.generator).item()
-    for text, (release, most, advice) in _releases(bound).items():
-        with trial.holds(text):
-            found = float(trial(release, 20))
-            numbers = f"found {found:.4g}, the farthest move is {most:.4g}"
-            trial.need(found <= most*(1 + 1e-6) + 1e-9, numbers,
-                       "more than possible: both sides must hold the same people, but for her")
-            trial.need(found >= (.7 if most > 9*bound else .98)*most, numbers, advice)
-    return trial.card()
 
 # %% ../../nbs/exercises/by_hand.ipynb #b1bde740
 def _clipped_mean(grads, max_norm, sigma, batch_size, generator):
@@ -149,17 +149,9 @@ def _clipped_mean(grads, max_norm, sigma, batch_size, generator):
     return kept.sum(0)/batch_size
 
 
-_NO_NOISE = {  # typical wrong steps, without their noise
-    "you clipped the mean: clip every example, then add up":
-        lambda g, c, s, b, gen: _flat_sum(g.mean(0, keepdim=True), c),
-    "you divided by the realised batch: by the expected one, batch_size":
-        lambda g, c, s, b, gen: _flat_sum(g, c)/len(g),
-    "that is the sum: divide by batch_size": lambda g, c, s, b, gen: _flat_sum(g, c),
-    "short gradients must stay as they are: the factor is at most 1":
-        lambda g, c, s, b, gen: (g*c/_lengths(g)).sum(0)/b,
-    "you clamped every coordinate: it is the length of the whole gradient that C bounds":
-        lambda g, c, s, b, gen: g.clamp(-c, c).sum(0)/b,
-}
+def _table(trial):
+    "Gradients of all lengths from 0.01 to 100."
+    return trial.normal(12, 6)*torch.logspace(-2, 2, 12, dtype=torch.float64)[:, None]
 
 
 def _why_loud(ratio, batch_size, rows):
@@ -172,44 +164,62 @@ def _why_loud(ratio, batch_size, rows):
         return "the clip cut the noise, too: clip first, then add noise"
     return near[0] if near else "the noise on the sum is sigma times max_norm"
 
+
+def _loud_enough(rows, fill=0., empty=""):
+    "A property: the noise has the standard deviation sigma C/B = 2 1.5/8."
+    def loud(trial):
+        grads = torch.full((rows, 40_000), fill, dtype=torch.float64)
+        got = torch.as_tensor(trial(grads, 1.5, 2., 8, trial.fresh_generator()))
+        got = got.double() - _clipped_mean(grads, 1.5, 0., 8, None)
+        ratio = got.std().item()/(2*1.5/8)
+        trial.need(got.isfinite().all() and .95 < ratio < 1.05,
+                   f"noise of standard deviation {got.std():.4g}, expected {3/8:.4g}",
+                   _why_loud(ratio, 8, rows) if rows else empty, leaks=ratio < .95)
+    return loud
+
+
+def _infinite_counts_zero(trial):
+    grads = torch.where(torch.arange(12)[:, None] == 3, math.inf, _table(trial))
+    case = grads, 1.5, 0., 32, trial.fresh_generator()
+    found = gap(torch.as_tensor(trial(*case)), _clipped_mean(*case))
+    trial.need(not found, found,
+               "0 times infinity is not a number: torch.where(norms.isfinite(), ..., 0.)")
+
+
+def _generator_decides(trial):
+    case = _table(trial)[:2], 1., 1., 4, trial.fresh_generator()
+    first, second = (torch.as_tensor(trial(*case)) for _ in range(2))
+    trial.need(torch.equal(first, second), "two runs differ", "your noise ignores `generator`")
+
 # %% ../../nbs/exercises/by_hand.ipynb #fdc0be27
-def check_private_mean(
-    your_function,  # `private_mean(grads, max_norm, sigma, batch_size, generator)`, a vector
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the heart of DP-SGD, on a table of per-example gradients (b,d)."
-    trial = Trial(your_function, "check_private_mean", seed, (
+check_private_mean = Exercise(
+    "check_private_mean", "`private_mean(grads, max_norm, sigma, batch_size, generator)`: the "
+    "heart of DP-SGD, on a table of per-example gradients (b,d).",
+    truth=_clipped_mean,
+    properties={
+        "without noise: the clipped sum over the expected batch":
+            lambda trial: [(_table(trial), 1.5, 0., 32, trial.fresh_generator())],
+        "the noise has the standard deviation sigma C/B": _loud_enough(25),
+        "so it has when every gradient is long": _loud_enough(25, 9.),
+        "a batch of nobody: noise, and nothing else": _loud_enough(
+            0, empty="nobody came: the noise comes all the same, and nothing is divided by 0"),
+        "somebody's infinite gradient counts zero": _infinite_counts_zero,
+        "the generator decides the noise": _generator_decides},
+    slips={  # without their noise
+        "that is the sum: divide by batch_size": lambda g, c, s, b, gen: _flat_sum(g, c),
+        "short gradients must stay as they are: the factor is at most 1":
+            lambda g, c, s, b, gen: (g*c/_lengths(g)).sum(0)/b},
+    leaks={
+        "you clipped the mean: clip every example, then add up":
+            lambda g, c, s, b, gen: _flat_sum(g.mean(0, keepdim=True), c),
+        "nobody was clipped": lambda g, c, s, b, gen: g.sum(0)/b,
+        "you divided by the realised batch: by the expected one, batch_size":
+            lambda g, c, s, b, gen: _flat_sum(g, c)/len(g),
+        "you clamped every coordinate: it is the length of the whole gradient that C bounds":
+            lambda g, c, s, b, gen: g.clamp(-c, c).sum(0)/b},
+    hints=(
         "Clip every row by its own length; add the rows up; add one noise vector; divide.",
         "factors = (max_norm/norms).clamp(max=1), 0 where a norm is not finite; noise: "
         "sigma*max_norm*torch.randn(d, generator=generator, dtype=grads.dtype).",
         "`(clipped.sum(0) + noise)/batch_size`, with `clipped = torch.where(norms.isfinite(), "
-        "grads*factors, 0.)` and norms of shape (b,1); a batch of nobody needs nothing more."),
-        _NO_NOISE)
-    g = torch.randn(12, 6, dtype=torch.float64, generator=trial.generator)
-    g *= torch.logspace(-2, 2, 12, dtype=torch.float64)[:, None]
-    generator = trial.fresh_generator()
-    with trial.holds("without noise: the clipped sum over the expected batch"):
-        trial.same(_clipped_mean, g, 1.5, 0., 32, generator)
-
-    def noise_on(rows, text, empty):
-        with trial.holds(text):
-            got = torch.as_tensor(trial(rows, 1.5, 2., 8, trial.fresh_generator()))
-            got = got.double() - _clipped_mean(rows, 1.5, 0., 8, None)
-            ratio = got.std().item()/(2*1.5/8)
-            why = _why_loud(ratio, 8, len(rows)) if len(rows) else empty
-            trial.need(got.isfinite().all() and .95 < ratio < 1.05,
-                       f"noise of standard deviation {got.std():.4g}, expected {3/8:.4g}", why)
-    zeros = torch.zeros(25, 40_000, dtype=torch.float64)
-    noise_on(zeros, "the noise has the standard deviation sigma C/B", "")
-    noise_on(zeros + 9., "so it has when every gradient is long", "")
-    noise_on(zeros[:0], "a batch of nobody: noise, and nothing else",
-             "nobody came: the noise comes all the same, and nothing is divided by 0")
-    with trial.holds("somebody's infinite gradient counts zero"):
-        case = torch.where(torch.arange(12)[:, None] == 3, math.inf, g), 1.5, 0., 32, generator
-        found = gap(torch.as_tensor(trial(*case)), _clipped_mean(*case))
-        trial.need(not found, found,
-                   "0 times infinity is not a number: torch.where(norms.isfinite(), ..., 0.)")
-    with trial.holds("the generator decides the noise"):
-        first, second = (torch.as_tensor(trial(g[:2], 1., 1., 4, generator)) for _ in range(2))
-        trial.need(torch.equal(first, second), "two runs differ", "your noise ignores `generator`")
-    return trial.card()
+        "grads*factors, 0.)` and norms of shape (b,1); a batch of nobody needs nothing more."))

@@ -10,71 +10,66 @@ import math
 
 import torch
 
-from .cards import Trial
+from .cards import Exercise, below
 
 # %% ../../nbs/exercises/clipping.ipynb #06153c59
-def _fair(pulls, sign):
+def _fair(pulls, sign=None, low=None):
     "The smallest C of the grid for which the clipped mean has this sign."
+    sign = pulls.mean().sign() if sign is None else sign
     for k in range(1, 10_000):
-        if (pulls.clamp(-k/2, k/2).mean().sign() == sign).item():
+        clipped = pulls.clamp(-k/2 if low is None else low, k/2)
+        if (clipped.mean().sign() == sign).item():
             return k/2
     return math.nan
 
 
 def _from_the_top(pulls):
     "A slip: down the grid, as long as it is fair."
-    sign = pulls.mean().sign()
     C = math.ceil(2*pulls.abs().max().item())/2
-    while C > .5:
-        below = C - .5
-        if pulls.clamp(-below, below).mean().sign() != sign:
-            break
-        C = below
+    while C > .5 and pulls.clamp(.5 - C, C - .5).mean().sign() == pulls.mean().sign():
+        C -= .5
     return C
 
 
-def _skewed(generator):
-    "Many short pulls one way, a long one the other way, which wins."
-    count = int(torch.randint(3, 9, (), generator=generator))
-    short = -.5 - torch.rand(count, generator=generator)
-    long = 1.2*short.abs().sum() + 1 + 3*torch.rand((), generator=generator)
-    return torch.cat([short, long[None]])
+def _skewed(trial, side=1):
+    "Many short pulls one way, a long one the other way, which wins; three times."
+    cases = []
+    for _ in range(3):
+        short = -.5 - torch.rand(trial.whole(3, 8), generator=trial.generator)
+        long = 1.2*short.abs().sum() + trial.uniform(1., 4.)
+        cases.append((side*torch.cat([short, long[None]]),))
+    return cases
+
+
+def _thrice(trial):
+    order = torch.randperm(6, generator=trial.generator)
+    pulls = torch.tensor([1., 1., 1., -4., -4., 20.])[order]
+    return [(pulls,), (-pulls,)]
 
 # %% ../../nbs/exercises/clipping.ipynb #5a17fa1e
-def check_smallest_fair(
-    your_function,  # `smallest_fair(pulls)`, a multiple of 0.5
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the smallest threshold that leaves the sign of the mean."
-    def truth(pulls):
-        return _fair(pulls, pulls.mean().sign())
-    trial = Trial(your_function, "check_smallest_fair", seed, (
+check_smallest_fair = Exercise(
+    "check_smallest_fair", "`smallest_fair(pulls)`: the smallest threshold, a multiple of 0.5, "
+    "that leaves the sign of the mean.",
+    truth=_fair,
+    rtol=0.,
+    properties={
+        "one long pull against many short ones": _skewed,
+        "the same, mirrored": lambda trial: _skewed(trial, -1),
+        "a clipped mean of exactly 0 is not fair": [(torch.tensor([-1., -1., -1., -1., 9.]),)],
+        "all pull the same way": [(torch.tensor([.2, .3, .1]),)],
+        "fair, unfair, and fair again: the smallest counts": _thrice},
+    slips={
+        "a mean of 0 has no sign: go one step further":
+            lambda p: _fair(p, 0.) if _fair(p, 0.) < _fair(p) else _fair(p),
+        "you clip from above only: long pulls to the left are cut, too":
+            lambda p: _fair(p, low=-math.inf),
+        "that is where nobody is clipped: smaller ones are fair already":
+            lambda p: math.ceil(2*p.abs().max().item())/2,
+        "below an unfair C there may be a fair one: walk up from 0.5, not down": _from_the_top},
+    hints=(
         "In one dimension the clip is `pulls.clamp(-C, C)`.",
         "Walk up the grid and stop at the first C whose clipped mean has the sign of the mean.",
-        "`(pulls.clamp(-C, C).mean().sign() == pulls.mean().sign())` for C in .5, 1, 1.5, ..."), {
-            "a mean of 0 has no sign: go one step further":
-                lambda p: _fair(p, 0.) if _fair(p, 0.) < truth(p) else truth(p),
-            "you clip from above only: long pulls to the left are cut, too":
-                lambda p: next(k/2 for k in range(1, 10_000)
-                               if p.clamp(max=k/2).mean().sign() == p.mean().sign()),
-            "that is where nobody is clipped: smaller ones are fair already":
-                lambda p: math.ceil(2*p.abs().max().item())/2,
-            "below an unfair C there may be a fair one: walk up from 0.5, not down": _from_the_top})
-    with trial.holds("one long pull against many short ones"):
-        for _ in range(3):
-            trial.same(truth, _skewed(trial.generator), rtol=0.)
-    with trial.holds("the same, mirrored"):
-        for _ in range(3):
-            trial.same(truth, -_skewed(trial.generator), rtol=0.)
-    with trial.holds("a clipped mean of exactly 0 is not fair"):
-        trial.same(truth, torch.tensor([-1., -1., -1., -1., 9.]), rtol=0.)
-    with trial.holds("all pull the same way"):
-        trial.same(truth, torch.tensor([.2, .3, .1]), rtol=0.)
-    with trial.holds("fair, unfair, and fair again: the smallest counts"):
-        for sign in (1, -1):
-            order = torch.randperm(6, generator=trial.generator)
-            trial.same(truth, sign*torch.tensor([1., 1., 1., -4., -4., 20.])[order], rtol=0.)
-    return trial.card()
+        "`(pulls.clamp(-C, C).mean().sign() == pulls.mean().sign())` for C in .5, 1, 1.5, ..."))
 
 # %% ../../nbs/exercises/clipping.ipynb #618fbd0f
 def _update(C, norms, noise, batch_size, quantile, lr, bits=(.5, -.5), back=.5):
@@ -82,152 +77,146 @@ def _update(C, norms, noise, batch_size, quantile, lr, bits=(.5, -.5), back=.5):
     return C*math.exp(-lr*((count + noise)/batch_size + back - quantile))
 
 
-_UPDATE_SLIPS = {
-    "you divide by the batch that came, which is private: the expected size is a constant":
-        lambda C, norms, noise, batch_size, *rest:
-            _update(C, norms, noise, max(1, len(norms)), *rest),
-    "the wrong way: if too few are clipped, C is too large and must shrink":
-        lambda C, *rest: C*C/_update(C, *rest),
-    "the bits are not centred: 1 and 0 let one person move the count by 1, not by 1/2":
-        lambda *a: _update(*a, (1., 0.), 0.),
-    "you forget to add the 1/2 back that centring took away": lambda *a: _update(*a, back=0.),
-    "the noise is drawn for the count: divide it by the batch size, too":
-        lambda C, norms, noise, batch_size, *rest:
-            _update(C, norms, noise*batch_size, batch_size, *rest),
-    "without noise the fraction leaks": lambda C, norms, noise, *rest: _update(C, norms, 0., *rest),
-    "you count those who are clipped; the quantile is the fraction that is not":
-        lambda *a: _update(*a, (-.5, .5)),
-    "a norm of exactly C is not clipped: count norms <= C":
-        lambda C, norms, *rest: _update(C, torch.where(norms == C, 2*C, norms), *rest),
-}
+def _drawn(trial, size, quantile=.5):
+    C, noise = trial.uniform(.5, 1.5), 4*trial.normal().item()
+    return C, 2*torch.rand(size, generator=trial.generator), noise, 50., quantile, .2
 
 # %% ../../nbs/exercises/clipping.ipynb #bc183041
-def check_next_threshold(
-    your_function,  # `next_threshold(C, norms, noise, batch_size, quantile, lr)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge one update of the adaptive clip, with noise that was drawn already."
-    trial = Trial(your_function, "check_next_threshold", seed, (
+check_next_threshold = Exercise(
+    "check_next_threshold", "`next_threshold(C, norms, noise, batch_size, quantile, lr)`: one "
+    "update of the adaptive clip, with noise that was drawn already.",
+    truth=_update,
+    properties={
+        "a batch as large as expected": lambda trial: [_drawn(trial, 50)],
+        "smaller and larger batches": lambda trial: [_drawn(trial, 31), _drawn(trial, 74)],
+        "another quantile": lambda trial: [_drawn(trial, 45, .8)],
+        "nobody came": lambda trial: [_drawn(trial, 0)],
+        "a norm exactly at the threshold is not clipped":
+            [(1., torch.tensor([1., 1., 3.]), 1.5, 4., .5, .2)]},
+    slips={
+        "the wrong way: if too few are clipped, C is too large and must shrink":
+            lambda C, *rest: C*C/_update(C, *rest),
+        "you forget to add the 1/2 back that centring took away":
+            lambda *case: _update(*case, back=0.),
+        "the noise is drawn for the count: divide it by the batch size, too":
+            lambda C, norms, noise, batch_size, *rest:
+                _update(C, norms, noise*batch_size, batch_size, *rest),
+        "you count those who are clipped; the quantile is the fraction that is not":
+            lambda *case: _update(*case, (-.5, .5)),
+        "a norm of exactly C is not clipped: count norms <= C":
+            lambda C, norms, *rest: _update(C, torch.where(norms == C, 2*C, norms), *rest)},
+    leaks={
+        "you divide by the batch that came, which is private: the expected size is a constant":
+            lambda C, norms, noise, batch_size, *rest:
+                _update(C, norms, noise, max(1, len(norms)), *rest),
+        "the bits are not centred: 1 and 0 let one person move the count by 1, not by 1/2":
+            lambda *case: _update(*case, (1., 0.), 0.),
+        "without noise the fraction leaks":
+            lambda C, norms, noise, *rest: _update(C, norms, 0., *rest)},
+    hints=(
         "Three lines: bits of 1/2 or -1/2, a fraction, an exponential.",
         "fraction = (sum of bits + noise)/batch_size + 1/2, whatever the size of `norms` is.",
-        "`C*math.exp(-lr*(fraction - quantile))` with bits = torch.where(norms <= C, .5, -.5)"),
-        _UPDATE_SLIPS)
-
-    def draw(size, quantile=.5):
-        g = trial.generator
-        noise = 4*torch.randn((), generator=g).item()
-        C = .5 + torch.rand((), generator=g).item()
-        return C, 2*torch.rand(size, generator=g), noise, 50., quantile, .2
-    with trial.holds("a batch as large as expected"):
-        trial.same(_update, *draw(50))
-    with trial.holds("smaller and larger batches"):
-        trial.same(_update, *draw(31))
-        trial.same(_update, *draw(74))
-    with trial.holds("another quantile"):
-        trial.same(_update, *draw(45, .8))
-    with trial.holds("nobody came"):
-        trial.same(_update, *draw(0))
-    with trial.holds("a norm exactly at the threshold is not clipped"):
-        trial.same(_update, 1., torch.tensor([1., 1., 3.]), 1.5, 4., .5, .2)
-    return trial.card()
+        "`C*math.exp(-lr*(fraction - quantile))` with bits = torch.where(norms <= C, .5, -.5)"))
 
 # %% ../../nbs/exercises/clipping.ipynb #bae93a4f
-_SPLIT_SLIPS = {
-    "squares of the two shares add up, not the shares themselves":
-        lambda s, b: 1/(1/s - 1/(2*b)),
-    "a centred bit moves the count by 1/2, so its share is 1/(2 bit_sigma)":
-        lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan,
-    "the count must be paid for: z is above sigma": lambda s, b: s,
-    "you add the count's share: together they must cost 1/sigma^2, so take it away":
-        lambda s, b: (s**-2 + (2*b)**-2)**-.5,
-    "that is 1/z^2: take the root and turn it over": lambda s, b: s**-2 - (2*b)**-2,
-}
+def _near_sigma(trial):
+    "The count's noise in the range of sigma."
+    sigmas = [trial.uniform(1., 2.) for _ in range(3)]
+    return [(sigma, sigma*trial.uniform(1.5, 2.5)) for sigma in sigmas]
 
 
-def check_gradient_sigma(
-    your_function,  # `gradient_sigma(sigma, bit_sigma)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the multiplier of the gradient that leaves room for a noised count."
-    def truth(sigma, bit_sigma):
-        return (sigma**-2 - (2*bit_sigma)**-2)**-.5
-    trial = Trial(your_function, "check_gradient_sigma", seed, (
+check_gradient_sigma = Exercise(
+    "check_gradient_sigma", "`gradient_sigma(sigma, bit_sigma)`: the multiplier of the gradient "
+    "that leaves room for a noised count.",
+    truth=lambda sigma, bit_sigma: (sigma**-2 - (2*bit_sigma)**-2)**-.5,
+    rtol=1e-7,
+    unsafe=below,
+    properties={
+        "the count's noise in the range of sigma": _near_sigma,
+        "so much noise on the count that it costs nothing": [(2., 1e9)],
+        "a big batch: almost free, and not quite": [(2.8703, 4096/20)]},
+    slips={
+        "squares of the two shares add up, not the shares themselves":
+            lambda s, b: 1/(1/s - 1/(2*b)),
+        "a centred bit moves the count by 1/2, so its share is 1/(2 bit_sigma)":
+            lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan,
+        "the count must be paid for: z is above sigma": lambda s, b: s,
+        "you add the count's share: together they must cost 1/sigma^2, so take it away":
+            lambda s, b: (s**-2 + (2*b)**-2)**-.5,
+        "that is 1/z^2: take the root and turn it over": lambda s, b: s**-2 - (2*b)**-2},
+    hints=(
         "How far does one person move each of the two, in units of its own noise?",
         "1/z and 1/(2 bit_sigma); the root of the sum of their squares is to be 1/sigma.",
-        "`(sigma**-2 - (2*bit_sigma)**-2)**-.5`"), _SPLIT_SLIPS)
-    with trial.holds("the count's noise in the range of sigma"):
-        for _ in range(3):
-            sigma = 1 + torch.rand((), generator=trial.generator).item()
-            trial.same(truth, sigma, sigma*(1.5 + torch.rand((), generator=trial.generator).item()))
-    with trial.holds("so much noise on the count that it costs nothing"):
-        trial.same(truth, 2., 1e9)
-    with trial.holds("a big batch: almost free, and not quite"):
-        sigma, bit_sigma = 2.8703, 4096/20
-        trial.same(truth, sigma, bit_sigma, rtol=1e-7)
-    return trial.card()
+        "`(sigma**-2 - (2*bit_sigma)**-2)**-.5`"))
 
 # %% ../../nbs/exercises/clipping.ipynb #029c9533
-def _pairs(generator, gain, spread=.4, seeds=5, luck=2.):
-    "Accuracies of two methods over the same seeds."
-    shared = 78 + luck*torch.randn(seeds, generator=generator, dtype=torch.float64)
-    own = spread/2**.5*torch.randn(2, seeds, generator=generator, dtype=torch.float64)
-    return shared + own[0] + gain, shared + own[1]
-
-
 _WORDS = "better", "worse", "no verdict"
 
 
-def _why_alarmed(alarms):
+def _pairs(trial, gain, spread=.4, seeds=5, luck=2.):
+    "Accuracies of two methods over the same seeds."
+    shared = 78 + luck*trial.normal(seeds)
+    own = spread/2**.5*trial.normal(2, seeds)
+    return shared + own[0] + gain, shared + own[1]
+
+
+def _verdicts(trial, gain, count=400, **options):
+    said = []
+    for _ in range(count):
+        answer = trial(*_pairs(trial, gain, **options))
+        trial.need(answer in _WORDS, f"got {answer!r}: answer one of {', '.join(_WORDS)}")
+        said.append(answer)
+    return said
+
+
+def _few_alarms(trial):
+    alarms = sum(word != "no verdict" for word in _verdicts(trial, 0., 1000))
+    why = ("a mean of n differences spreads by std/sqrt(n), and the std of five is itself "
+           "uncertain: Student's t wants 2.78 of those, not 2 or less")
     if alarms > 975:
-        return "two means always differ: how much do the differences spread?"
-    return ("a mean of n differences spreads by std/sqrt(n), and the std of five is itself "
-            "uncertain: Student's t wants 2.78 of those, not 2 or less")
-
-
-def _need_no_verdict(trial):
-    "Refuse a verdict on equal numbers, whose t is 0/0."
-    a, _ = _pairs(trial.generator, 0.)
+        why = "two means always differ: how much do the differences spread?"
+    trial.need(alarms <= 80, f"{alarms} verdicts in 1,000", why)
+    a, _ = _pairs(trial, 0.)
     answer = trial(a, a)
     trial.need(answer == "no verdict", f"got {answer!r} for equal numbers",
                "0/0 is NaN, and every comparison with NaN is False: `if not abs(t) > limit`")
 
 
-def _why_missed(said, gain):
+def _few_alarms_in_noise(trial):
+    alarms = sum(word != "no verdict" for word in _verdicts(trial, 0., spread=4.))
+    trial.need(alarms <= 50, f"{alarms} verdicts in 400, where differences spread by four points",
+               "a fixed threshold for the mean does not know how much the differences spread")
+
+
+def _why_missed(said, gain, luck):
+    if gain < 0:
+        return "`a` lost: that is a verdict, too"
     if said.count("worse") > len(said)/2:
         return "the other way round: `a` is the better one here"
-    if gain > 5 and set(said) == {"no verdict"}:
+    if luck < 3 and set(said) == {"no verdict"}:
         return "who never gives a verdict never errs, and never learns anything"
     return "the seeds are the same: take the difference seed by seed, their luck cancels"
 
+
+def _found(gain, luck, share):
+    def found(trial):
+        said = _verdicts(trial, gain, luck=luck)
+        right = said.count("better" if gain > 0 else "worse")
+        trial.need(right >= share*400, f"{right} of 400 found", _why_missed(said, gain, luck))
+    return found
+
 # %% ../../nbs/exercises/clipping.ipynb #d4247c45
-def check_judge(
-    your_function,  # `judge(a, b)`: "better", "worse" or "no verdict"
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a judge: few false verdicts, and real gains found."
-    trial = Trial(your_function, "check_judge", seed, (
+check_judge = Exercise(
+    "check_judge", "`judge(a, b)`: 'better', 'worse' or 'no verdict' on accuracies of the same "
+    "seeds, with few false verdicts, and real gains found.",
+    properties={
+        "two equal methods: no verdict but in one of twenty": _few_alarms,
+        "ten points are seen": _found(10., 1., .95),
+        "a loss is a loss": _found(-10., 1., .95),
+        "one point is found, though seeds differ by three": _found(1., 3., .85),
+        "equal methods that vary more: no verdict either": _few_alarms_in_noise},
+    hints=(
         "Equal seeds share their luck: look at `a - b`.",
         "t = mean/(std/sqrt(n)) of the differences; how large may chance make it?",
         "Five seeds: |t| > 2.78 is a verdict (Student's t, 5 %, 4 degrees of freedom); its sign "
         "says which."))
-
-    def verdicts(gain, count=400, **options):
-        said = []
-        for _ in range(count):
-            answer = trial(*_pairs(trial.generator, gain, **options))
-            trial.need(answer in _WORDS, f"got {answer!r}: answer one of {', '.join(_WORDS)}")
-            said.append(answer)
-        return said
-    with trial.holds("two equal methods: no verdict but in one of twenty"):
-        alarms = sum(word != "no verdict" for word in verdicts(0., 1000))
-        trial.need(alarms <= 80, f"{alarms} verdicts in 1,000", _why_alarmed(alarms))
-        _need_no_verdict(trial)
-    cases = {"ten points are seen": (10., 1., .95), "a loss is a loss": (-10., 1., .95),
-             "one point is found, though seeds differ by three": (1., 3., .85)}
-    for name, (gain, luck, share) in cases.items():
-        with trial.holds(name):
-            said = verdicts(gain, luck=luck)
-            found = said.count("better" if gain > 0 else "worse")
-            why = _why_missed(said, gain) if gain > 0 else "`a` lost: that is a verdict, too"
-            trial.need(found >= share*400, f"{found} of 400 found", why)
-    return trial.card()

@@ -9,23 +9,21 @@ __all__ = ['check_best_order', 'check_delta_curve', 'check_affordable', 'check_s
 import math
 
 import numpy as np
-import torch
 from scipy import signal
 
-from .cards import Trial
+from .cards import Exercise, above, below
 from ..privacy import (
     PLDAccountant, RDPAccountant, epsilon, noise_multiplier, rdp_sampled_gaussian)
 
-# %% ../../nbs/exercises/cost.ipynb #4502ac46
-def _between(trial, low, high):
-    "A number drawn between two bounds."
-    return low + (high - low)*torch.rand((), generator=trial.generator).item()
-
 # %% ../../nbs/exercises/cost.ipynb #2ad7fe43
-def _at_order(rdp, orders, steps, delta, best=np.argmin):
+_ORDERS = np.array([1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64])
+
+
+def _at_order(rdp, orders, steps, delta, best=np.argmin, price=None):
     "(eps, order) that Markov's inequality proves; `best` chooses among the orders."
     orders = np.asarray(orders, float)
-    eps = steps*np.asarray(rdp) + math.log(1/delta)/(orders - 1)
+    log = math.log(1/delta)/(orders - 1) if price is None else price(orders, delta)
+    eps = steps*np.asarray(rdp) + log
     i = best(eps)
     return eps[i], orders[i]
 
@@ -35,123 +33,138 @@ def _converted_first(rdp, orders, steps, delta):
     return steps*eps, order
 
 
-def _over_order(rdp, orders, steps, delta):
-    eps, order = _at_order(rdp, np.asarray(orders) + 1, steps, delta)
-    return eps, order - 1
+def _index(rdp, orders, steps, delta):
+    eps, order = _at_order(rdp, orders, steps, delta)
+    return eps, list(orders).index(order)
 
 
-_ORDER_SLIPS = {
-    "that is one step: each of the `steps` adds its divergence":
-        lambda rdp, orders, steps, delta: _at_order(rdp, orders, 1, delta),
-    "you convert one step and multiply its eps: add the divergences first, log(1/delta) is paid "
-    "once": _converted_first,
-    "the moment is of e^((a-1)L): log(1/delta) is divided by a - 1, not by a": _over_order,
-    "every order proves an eps: take the smallest, not the largest":
-        lambda *case: _at_order(*case, best=np.argmax),
-    "every order proves an eps: look at all of them, not at the first":
-        lambda *case: _at_order(*case, best=lambda eps: 0)}
+def _priced(price):
+    "A slip with another price of the conversion."
+    return lambda *case: _at_order(*case, price=price)
+
+
+def _coin_runs(trial):
+    return [(rdp_sampled_gaussian(trial.uniform(.01, .1), trial.uniform(.8, 2.), _ORDERS), _ORDERS,
+             steps, 1e-6) for steps in (137, 174, 211)]
 
 # %% ../../nbs/exercises/cost.ipynb #930a522a
-def check_best_order(
-    your_function,  # `best_order(rdp, orders, steps, delta)`, a pair (eps, order)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the conversion of Renyi divergences into an eps by Markov's inequality."
-    trial = Trial(your_function, "check_best_order", seed, (
+check_best_order = Exercise(
+    "check_best_order", "`best_order(rdp, orders, steps, delta)`: the eps that Renyi divergences "
+    "prove by Markov's inequality, and the order that does it.",
+    truth=_at_order,
+    unsafe=lambda got, want: below(got[0], want[0]),
+    properties={
+        "one step that looks at everybody":
+            lambda trial: [(_ORDERS/(2*trial.uniform(.8, 3.)**2), _ORDERS, 1, 1e-5)],
+        "hundreds of steps with a coin": _coin_runs,
+        "the best order at either end of the list":
+            [(9*_ORDERS, _ORDERS, 50, 1e-3), (1e-9*_ORDERS, _ORDERS, 50, 1e-3)],
+        "infinite divergences":
+            [(np.where(_ORDERS > 7, np.inf, _ORDERS/50), _ORDERS, 20, 1e-5)]},
+    slips={
+        "that is one step: each of the `steps` adds its divergence":
+            lambda rdp, orders, steps, delta: _at_order(rdp, orders, 1, delta),
+        "you convert one step and multiply its eps: add the divergences first, log(1/delta) is "
+        "paid once": _converted_first,
+        "the index of the order was found: the pair is (eps, orders[index])": _index,
+        "the pair is (eps, order), in this order": lambda *case: _at_order(*case)[::-1],
+        "the sign: delta is below 1, so log(1/delta) is what must be added, not log(delta)":
+            _priced(lambda orders, delta: -math.log(1/delta)/(orders - 1)),
+        "that is the newer, tighter conversion; Markov's inequality was asked for":
+            _priced(lambda orders, delta: math.log(1/delta)/(orders - 1) + np.log1p(-1/orders)
+                    - np.log(orders)/(orders - 1)),
+        "the moment is of e^((a-1)L): log(1/delta) is divided by a - 1, not by a":
+            _priced(lambda orders, delta: math.log(1/delta)/orders),
+        "log(1/delta) is divided by a - 1: that is what a high order is good for":
+            _priced(lambda orders, delta: math.log(1/delta)),
+        "delta stands under a logarithm: log(1/delta)":
+            _priced(lambda orders, delta: delta/(orders - 1)),
+        "every order proves an eps: take the smallest, not the largest":
+            lambda *case: _at_order(*case, best=np.argmax),
+        "every order proves an eps: look at all of them, not at the first":
+            lambda *case: _at_order(*case, best=lambda eps: 0)},
+    hints=(
         "Divergences add over steps. Which eps does each order prove then?",
         "eps = steps*rdp + log(1/delta)/(orders - 1): an array, one per order; look for its "
         "smallest entry.",
-        "`return eps.min(), orders[eps.argmin()]`"), _ORDER_SLIPS)
-    orders = np.array([1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64])
-    with trial.holds("one step that looks at everybody"):
-        sigma = _between(trial, .8, 3.)
-        trial.same(_at_order, orders/(2*sigma**2), orders, 1, 1e-5)
-    with trial.holds("hundreds of steps with a coin"):
-        for _ in range(3):
-            rdp = rdp_sampled_gaussian(_between(trial, .01, .1), _between(trial, .8, 2.), orders)
-            trial.same(_at_order, rdp, orders, 100 + 37*len(trial.compared), 1e-6)
-    with trial.holds("the best order at either end of the list"):
-        trial.same(_at_order, 9*orders, orders, 50, 1e-3)
-        trial.same(_at_order, 1e-9*orders, orders, 50, 1e-3)
-    with trial.holds("infinite divergences"):
-        trial.same(_at_order, np.where(orders > 7, np.inf, orders/50), orders, 20, 1e-5)
-    return trial.card()
+        "`return eps.min(), orders[eps.argmin()]`"))
 
 # %% ../../nbs/exercises/cost.ipynb #897fdbbd
-def _finite_part(first, masses, h, steps, eps):
-    "delta by the finite losses alone."
+def _clean(delta):
+    return np.where(abs(delta) < 1e-9, 0, delta)  # rounding is no loss
+
+
+def _lost(masses, steps):
+    "The probability that some loss is infinite."
+    return 1 - np.sum(masses)**steps
+
+
+def _sticks_out(loss, eps):
+    return np.maximum(0, -np.expm1(np.minimum(0, eps - loss)))
+
+
+def _curve(first, masses, h, steps, eps, share=_sticks_out, infinite=_lost, start=None):
+    "Convolve, and add up what `share` of each loss counts."
     p = np.ones(1)
     for _ in range(steps):
         p = signal.convolve(p, masses, method="direct")
-    loss = h*(steps*first + np.arange(len(p)))
-    share = np.maximum(0, -np.expm1(np.minimum(0, np.asarray(eps)[:, None] - loss)))
-    return share@p
-
-
-def _clean(delta):
-    return np.where(delta < 1e-9, 0, delta)  # rounding is no loss
-
-
-def _curve(first, masses, h, steps, eps):
-    return _clean(_finite_part(first, masses, h, steps, eps) + 1 - np.sum(masses)**steps)
-
-
-def _all_beyond(first, masses, h, steps, eps):
-    "The probability of a loss above eps."
-    p = np.ones(1)
-    for _ in range(steps):
-        p = np.convolve(p, masses)
-    loss = h*(steps*first + np.arange(len(p)))
-    return _clean((loss > np.asarray(eps)[:, None])@p + 1 - np.sum(masses)**steps)
-
-
-def _infinity_once(first, masses, h, steps, eps):
-    lost = 1 - np.sum(masses) if steps else 0
-    return _clean(_finite_part(first, masses, h, steps, eps) + lost)
+    loss = h*((steps*first if start is None else start) + np.arange(len(p)))
+    return _clean(share(loss, np.asarray(eps)[:, None])@p + infinite(masses, steps))
 
 # %% ../../nbs/exercises/cost.ipynb #81baab85
 _CURVE_SLIPS = {
-    "every loss above eps counts whole: only the share 1 - e^(eps - L) sticks out": _all_beyond,
     "an infinite loss sticks out whole at every eps: add its probability":
-        lambda *case: _clean(_finite_part(*case)),
+        lambda *case: _curve(*case, infinite=lambda masses, steps: 0.),
     "one infinite loss among the steps is enough: its probability is 1 - sum**steps":
-        _infinity_once,
+        lambda *case: _curve(*case, infinite=lambda m, steps: (1 - np.sum(m))*(steps > 0)),
+    "the infinite losses of the steps are not disjoint: 1 - sum**steps, not steps*(1 - sum)":
+        lambda *case: _curve(*case, infinite=lambda m, steps: steps*(1 - np.sum(m))),
+    "sum**steps is the probability that no loss is infinite: 1 minus that":
+        lambda *case: _curve(*case, infinite=lambda m, steps: np.sum(m)**steps),
+    "every loss above eps counts whole: only the share 1 - e^(eps - L) sticks out":
+        lambda *case: _curve(*case, share=lambda loss, eps: 1.*(loss > eps)),
+    "the share is 1 - e^(eps - L): you have the exponent's sign the other way round":
+        lambda *case: _curve(*case, share=lambda loss, eps: np.maximum(0, -np.expm1(loss - eps))),
+    "a loss below eps counts nothing: no share is negative":
+        lambda *case: _curve(*case, share=lambda loss, eps: -np.expm1(eps - loss)),
+    "losses are h times their place on the grid":
+        lambda first, masses, h, *rest: _curve(first, masses, 1., *rest),
     "you stretch one step's loss: the steps have independent losses, so convolve":
         lambda first, masses, h, steps, eps: _curve(first, masses, steps*h, 1, eps),
+    "that is a single step: convolve `steps` of them":
+        lambda first, masses, h, steps, eps: _curve(first, masses, h, 1, eps),
+    "one convolution too many: start with a mass of 1 at loss 0":
+        lambda first, masses, h, steps, eps: _curve(first, masses, h, steps + 1, eps),
     "the sum of `steps` losses starts at steps*first":
-        lambda first, masses, h, steps, eps: _curve(
-            first/max(steps, 1), masses, h, steps, eps)}
+        lambda first, *rest: _curve(first, *rest, start=first),
+    "the losses start at steps*first, not at 0": lambda *case: _curve(*case, start=0)}
 
 # %% ../../nbs/exercises/cost.ipynb #a2c2fe0c
-def check_delta_curve(
-    your_function,  # `delta_curve(first, masses, h, steps, eps)`, an array like eps
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge an accountant that convolves losses on a grid and reads off delta."
-    trial = Trial(your_function, "check_delta_curve", seed, (
+def _on_a_grid(trial, steps, lost=0., points=12):
+    masses = np.array([trial.uniform(0, 1) for _ in range(points)])
+    eps = np.array([0., .3, 1., 2.5])
+    return -trial.whole(3, 7), masses/masses.sum()*(1 - lost), .2, steps, eps
+
+
+check_delta_curve = Exercise(
+    "check_delta_curve", "`delta_curve(first, masses, h, steps, eps)`: an accountant that "
+    "convolves losses on a grid and reads off delta, an array like eps.",
+    truth=_curve,
+    unsafe=below,
+    properties={
+        "one step: the hockey stick": lambda trial: [_on_a_grid(trial, 1)],
+        "several steps": lambda trial: [_on_a_grid(trial, 2), _on_a_grid(trial, 7)],
+        "an infinite loss, in one of many steps":
+            lambda trial: [_on_a_grid(trial, 1, .01), _on_a_grid(trial, 5, trial.uniform(.01, .2))],
+        "no step, no loss": lambda trial: [_on_a_grid(trial, 0)]},
+    slips=_CURVE_SLIPS,
+    hints=(
         "The masses of a sum of independent losses are a convolution; the sum of T of them starts "
         "at the grid point T*first.",
         "delta(eps) = sum of p*max(0, 1 - e^(eps - loss)), one sum for each eps; an infinite loss "
         "counts whole.",
         "the probability of no infinite loss in `steps` steps is `masses.sum()**steps`: add "
-        "`1 - masses.sum()**steps` to each delta"), _CURVE_SLIPS)
-
-    def case(steps, lost=0., points=12):
-        masses = torch.rand(points, generator=trial.generator, dtype=torch.float64).numpy()
-        eps = np.array([0., .3, 1., 2.5])
-        first = -int(torch.randint(3, 8, (), generator=trial.generator))
-        return first, masses/masses.sum()*(1 - lost), .2, steps, eps
-    with trial.holds("one step: the hockey stick"):
-        trial.same(_curve, *case(1))
-    with trial.holds("several steps"):
-        trial.same(_curve, *case(2))
-        trial.same(_curve, *case(7))
-    with trial.holds("an infinite loss, in one of many steps"):
-        trial.same(_curve, *case(1, .01))
-        trial.same(_curve, *case(5, _between(trial, .01, .2)))
-    with trial.holds("no step, no loss"):
-        trial.same(_curve, *case(0))
-    return trial.card()
+        "`1 - masses.sum()**steps` to each delta"))
 
 # %% ../../nbs/exercises/cost.ipynb #21cd5a96
 def _affordable(q, sigma, delta, eps, by=PLDAccountant):
@@ -166,39 +179,36 @@ def _affordable(q, sigma, delta, eps, by=PLDAccountant):
 def _first_step(q, sigma, delta):
     return epsilon(q=q, sigma=sigma, steps=1, delta=delta)
 
-
-_STEP_SLIPS = {
-    "that is the first step that no longer fits: one fewer": lambda *case: _affordable(*case) + 1,
-    "one step short: `epsilon` of one more is still at most eps":
-        lambda *case: max(0, _affordable(*case) - 1),
-    "eps does not grow in proportion to steps: ask `epsilon` for many at once":
-        lambda q, sigma, delta, eps: int(eps/_first_step(q, sigma, delta)),
-    "the root is no exact law: ask `epsilon`":
-        lambda q, sigma, delta, eps: int((eps/_first_step(q, sigma, delta))**2),
-    "that is RDP's answer: `epsilon` by its default accountant allows more":
-        lambda *case: _affordable(*case, by=RDPAccountant)}
-
 # %% ../../nbs/exercises/cost.ipynb #da0621bf
-def check_affordable(
-    your_function,  # `affordable(q, sigma, delta, eps)`, a number of steps
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the largest number of steps that a budget pays for."
-    trial = Trial(your_function, "check_affordable", seed, (
+check_affordable = Exercise(
+    "check_affordable", "`affordable(q, sigma, delta, eps)`: the largest number of steps that a "
+    "budget pays for.",
+    truth=_affordable,
+    rtol=1e-9,
+    unsafe=above,
+    properties={
+        "the report's run": [(1/25, 1.6138, 1e-5, 3.)],
+        "any run": lambda trial: [
+            (trial.uniform(.01, .1), trial.uniform(1., 2.), 1e-6, trial.uniform(1.5, 3.))
+            for _ in range(2)],
+        "one step is too much already": [(1., .8, 1e-5, 1.)]},
+    slips={
+        "that is the first step that no longer fits: one fewer":
+            lambda *case: _affordable(*case) + 1,
+        "one step short: `epsilon` of one more is still at most eps":
+            lambda *case: max(0, _affordable(*case) - 1),
+        "eps does not grow in proportion to steps: ask `epsilon` for many at once":
+            lambda q, sigma, delta, eps: int(eps/_first_step(q, sigma, delta)),
+        "the root is no exact law: ask `epsilon`":
+            lambda q, sigma, delta, eps: int((eps/_first_step(q, sigma, delta))**2),
+        "that is RDP's answer: `epsilon` by its default accountant allows more":
+            lambda *case: _affordable(*case, by=RDPAccountant)},
+    hints=(
         "eps grows with the steps. Find one number that fits and one that does not.",
         "Bisection: halve the distance between a number that fits and one that does not until "
         "they are neighbours; start with 0 and 2**16.",
         "`while high - low > 1: mid = (low + high)//2`, then `low = mid` if it fits, else "
-        "`high = mid`; return low"), _STEP_SLIPS)
-    with trial.holds("the report's run"):
-        trial.same(_affordable, 1/25, 1.6138, 1e-5, 3., rtol=1e-9)
-    with trial.holds("any run"):
-        for _ in range(2):
-            q, sigma = _between(trial, .01, .1), _between(trial, 1., 2.)
-            trial.same(_affordable, q, sigma, 1e-6, _between(trial, 1.5, 3.), rtol=1e-9)
-    with trial.holds("one step is too much already"):
-        trial.same(_affordable, 1., .8, 1e-5, 1.)
-    return trial.card()
+        "`high = mid`; return low"))
 
 # %% ../../nbs/exercises/cost.ipynb #b3e0f694
 def _both(first, t, steps, q, delta, second):
@@ -207,54 +217,83 @@ def _both(first, t, steps, q, delta, second):
     return parts.step(q, second, steps - t).epsilon(delta)
 
 
-def _second_why(case, answer):
+_PLANS = {  # typical plans for (first, t, steps, q, eps, delta)
+    "that is the noise of a run without a first part: it has spent something, too":
+        lambda first, t, steps, q, eps, delta: noise_multiplier(
+            eps=eps, q=q, delta=delta, steps=steps - t),
+    "that is the noise if *all* steps had the same: the first part's is given":
+        lambda first, t, steps, q, eps, delta: noise_multiplier(
+            eps=eps, q=q, delta=delta, steps=steps),
+    "the second part has steps - t steps: the first t are given":
+        lambda first, t, steps, q, eps, delta: _needed(first, t, steps + t, q, eps, delta),
+    "the first part has t steps, the second steps - t: you have them the other way round":
+        lambda first, t, steps, q, eps, delta: _needed(first, steps - t, steps, q, eps, delta),
+    "that is the first part's noise: the second needs its own": lambda first, *rest: first,
+    "eps is not subtracted: two bills cost less together; compose both parts in one accountant":
+        lambda first, t, steps, q, eps, delta: noise_multiplier(
+            eps=eps - epsilon(q=q, sigma=first, steps=t, delta=delta), q=q, delta=delta,
+            steps=steps - t)}
+
+
+def _needed(first, t, steps, q, eps, delta):
+    "The right noise, by bisection of its logarithm."
+    low, high = -2., 7.
+    while high - low > 1e-4:
+        middle = (low + high)/2
+        dear = _both(first, t, steps, q, delta, math.exp(middle)) > .9995*eps
+        low, high = (middle, high) if dear else (low, middle)
+    return math.exp(high)
+
+
+def _why_second(case, answer):
     "The typical plan that an answer looks like."
-    first, t, steps, q, eps, delta = case
-    spent = epsilon(q=q, sigma=first, steps=t, delta=delta)
-    rest = dict(q=q, delta=delta, steps=steps - t)
-    plans = {"that is the noise of a run without a first part: it has spent something, too":
-                 noise_multiplier(eps=eps, **rest),
-             "that is the noise if *all* steps had the same: the first part's is given":
-                 noise_multiplier(eps=eps, q=q, delta=delta, steps=steps),
-             "eps is not subtracted: two bills cost less together; compose both parts in one "
-             "accountant": noise_multiplier(eps=eps - spent, **rest)}
-    close = [why for why, sigma in plans.items() if abs(answer/sigma - 1) < 2e-3]
-    return close[0] if close else ""
+    for why, plan in _PLANS.items():
+        try:
+            if abs(answer/plan(*case) - 1) < 2e-3:
+                return why
+        except ValueError:  # nothing is left to plan with
+            continue
+    return ""
 
 
-def _need_spent(trial, case):
+def _spends(*case):
+    "Refuse noise that spends too much or too little."
     first, t, steps, q, eps, delta = case
-    answer = float(trial(*case))
-    trial.need(0 < answer < math.inf, f"{answer=:.6g} is no noise multiplier")
-    spent = _both(first, t, steps, q, delta, answer)
-    why = _second_why(case, answer)
-    close = "close, but on the wrong side: aim a little below eps, at .9995*eps"
-    trial.need(spent <= eps, f"for {case}: sigma {answer:.5g} spends {spent:.5g} of {eps:g}",
-               why or close*(spent < 1.002*eps))
-    trial.need(spent >= .999*eps, f"for {case}: sigma {answer:.5g} spends only {spent:.5g} of "
-               f"{eps:g}", why)
+
+    def need(trial):
+        answer = float(trial(*case))
+        trial.need(0 < answer < math.inf, f"{answer=:.6g} is no noise multiplier")
+        spent = _both(first, t, steps, q, delta, answer)
+        numbers = f"for {case}: sigma {answer:.5g} spends {spent:.5g} of {eps:g}"
+        if not .999*eps <= spent <= eps:
+            close = "close, but on the wrong side: aim a little below eps, at .9995*eps"
+            why = _why_second(case, answer) or close*(eps < spent < 1.002*eps)
+            trial.need(False, numbers, why, leaks=spent > eps)
+    return need
+
+
+def _any_run(trial):
+    first, q = trial.uniform(1.5, 2.5), trial.uniform(.02, .05)
+    return _spends(first, 100, 400, q, trial.uniform(2., 3.), 1e-6)(trial)
+
+
+def _spent_all(trial):
+    answer = float(trial(.7, 300, 600, .04, 2., 1e-5))
+    trial.need(answer == math.inf, f"got {answer:.6g}, expected inf",
+               "nothing is left: no noise is enough for the second part", leaks=True)
 
 # %% ../../nbs/exercises/cost.ipynb #d801bfdf
-def check_second_sigma(
-    your_function,  # `second_sigma(first, t, steps, q, eps, delta)`, a noise multiplier
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the noise for the second part of a run whose first part has a noise of its own."
-    trial = Trial(your_function, "check_second_sigma", seed, (
+check_second_sigma = Exercise(
+    "check_second_sigma", "`second_sigma(first, t, steps, q, eps, delta)`: the noise for the "
+    "second part of a run whose first part has a noise of its own.",
+    properties={
+        "more noise first, less at the end": _spends(2., 300, 625, .04, 3., 1e-5),
+        "less noise first": _spends(1.2, 50, 625, .04, 3., 1e-5),
+        "any run": _any_run,
+        "the first part has spent all: infinity": _spent_all},
+    hints=(
         "`PLDAccountant().step(q, first, t).step(q, sigma, steps - t).epsilon(delta)` is the eps "
         "of the whole run.",
         "It falls when sigma rises: `brentq` on the logarithm of sigma, from -2 to 7, say, for "
         "eps(sigma) = .9995*eps.",
         "before the root finder: if even an enormous sigma overspends, return math.inf"))
-    with trial.holds("more noise first, less at the end"):
-        _need_spent(trial, (2., 300, 625, .04, 3., 1e-5))
-    with trial.holds("less noise first"):
-        _need_spent(trial, (1.2, 50, 625, .04, 3., 1e-5))
-    with trial.holds("any run"):
-        first, q = _between(trial, 1.5, 2.5), _between(trial, .02, .05)
-        _need_spent(trial, (first, 100, 400, q, _between(trial, 2., 3.), 1e-6))
-    with trial.holds("the first part has spent all: infinity"):
-        answer = float(trial(.7, 300, 600, .04, 2., 1e-5))
-        trial.need(answer == math.inf, f"got {answer:.6g}, expected inf",
-                   "nothing is left: no noise is enough for the second part")
-    return trial.card()

@@ -12,164 +12,173 @@ import numpy as np
 import torch
 from scipy import stats
 
-from .cards import Trial
+from .cards import Exercise, below
 from ..privacy import gaussian_tpr
 
 # %% ../../nbs/exercises/definition.ipynb #1dc0d188
-def _uniform(trial, low, high):
-    "A number between two bounds, from the trial's own generator."
-    return low + (high - low)*torch.rand((), generator=trial.generator).item()
+def _sum_moves(low, high):
+    return max(abs(low), abs(high)), high - low
 
 
-def check_sum_moves(
-    your_function,  # `sum_moves(low, high)`, a pair
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the worst move of a sum of numbers in [low, high]: (add/remove, replace)."
-    def truth(low, high):
-        return max(abs(low), abs(high)), high - low
-    trial = Trial(your_function, "check_sum_moves", seed, (
+check_sum_moves = Exercise(
+    "check_sum_moves", "`sum_moves(low, high)`: the worst move of a sum of numbers in "
+    "[low, high], (add/remove, replace).",
+    truth=_sum_moves,
+    unsafe=below,
+    properties={
+        "numbers in [-1, 1]": [(-1., 1.)],
+        "numbers that are never negative": lambda trial: [(0., trial.uniform(1., 200.))],
+        "ages: 18 to 120": [(18., 120.)],
+        "the lower end farther from zero":
+            lambda trial: [(trial.uniform(-9., -4.), trial.uniform(1., 3.))],
+        "numbers that are never positive":
+            lambda trial: [(trial.uniform(-90., -50.), trial.uniform(-20., -1.))]},
+    slips={
+        "a replacement is not always twice as bad: she goes from `low` to `high`":
+            lambda low, high: (max(abs(low), abs(high)), 2*max(abs(low), abs(high))),
+        "a newcomer adds her whole value, not her distance to the other end":
+            lambda low, high: (high - low, high - low),
+        "the lower end can be the farther one": lambda low, high: (abs(high), high - low),
+        "the upper end can be the farther one": lambda low, high: (abs(low), high - low),
+        "a distance has no sign: abs(low), abs(high)":
+            lambda low, high: (max(low, high), high - low),
+        "one replaced value moves the sum from `low` to `high`, not by their sum":
+            lambda low, high: (max(abs(low), abs(high)), abs(low) + abs(high)),
+        "half the range: a newcomer does not start in the middle":
+            lambda low, high: ((high - low)/2, high - low),
+        "a replacement may go farther than the larger end: from `low` to `high`":
+            lambda low, high: (max(abs(low), abs(high)),)*2,
+        "the pair is (add/remove, replace), in this order":
+            lambda low, high: _sum_moves(low, high)[::-1]},
+    hints=(
         "Add/remove: a newcomer adds her own value. Which value is worst?",
         "Replace: one value goes, another comes. From where to where is farthest?",
         "The newcomer is at the end farther from zero; the replacement goes from one end to the "
-        "other: `max(abs(low), abs(high))` and `high - low`."), {
-            "a replacement is not always twice as bad: she goes from `low` to `high`":
-                lambda low, high: (max(abs(low), abs(high)), 2*max(abs(low), abs(high))),
-            "a newcomer adds her whole value, not her distance to the other end":
-                lambda low, high: (high - low, high - low),
-            "the lower end can be the farther one": lambda low, high: (abs(high), high - low),
-            "the pair is (add/remove, replace), in this order":
-                lambda low, high: truth(low, high)[::-1]})
-    with trial.holds("numbers in [-1, 1]"):
-        trial.same(truth, -1., 1.)
-    with trial.holds("numbers that are never negative"):
-        trial.same(truth, 0., _uniform(trial, 1., 200.))
-    with trial.holds("ages: 18 to 120"):
-        trial.same(truth, 18., 120.)
-    with trial.holds("the lower end farther from zero"):
-        trial.same(truth, _uniform(trial, -9., -4.), _uniform(trial, 1., 3.))
-    with trial.holds("numbers that are never positive"):
-        trial.same(truth, _uniform(trial, -90., -50.), _uniform(trial, -20., -1.))
-    return trial.card()
+        "other: `max(abs(low), abs(high))` and `high - low`."))
 
 # %% ../../nbs/exercises/definition.ipynb #7e2cb59e
-def check_laplace_delta(
-    your_function,  # `laplace_delta(eps, level)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the exact delta of Laplace noise of scale 1/level at privacy level eps."
-    def truth(eps, level):
-        return max(0., -math.expm1((eps - level)/2))
-    trial = Trial(your_function, "check_laplace_delta", seed, (
+check_laplace_delta = Exercise(
+    "check_laplace_delta", "`laplace_delta(eps, level)`: the exact delta of Laplace noise of "
+    "scale 1/level at privacy level eps.",
+    truth=lambda eps, level: max(0., -math.expm1((eps - level)/2)),
+    unsafe=below,
+    properties={
+        "at eps = 0": [(0., 1.)],
+        "between 0 and the level": lambda trial: [
+            (level*trial.uniform(.1, .9), level)
+            for level in (trial.uniform(.2, 4.) for _ in range(5))],
+        "at the level, and beyond it: nothing": [(1., 1.), (3., 1.)],
+        "just below the level, where delta is tiny": [(2. - 2e-9, 2.)]},
+    rtol=1e-3,
+    slips={
+        "you forgot to subtract e^eps q: that is P[loss > eps]":
+            lambda eps, level: 1 - math.exp((eps - level)/2)/2 if eps < level else 0.,
+        "the exponent is half of eps - level": lambda eps, level: 1 - math.exp(eps - level),
+        "the sign of the exponent: delta shrinks as eps grows":
+            lambda eps, level: 1 - math.exp((level - eps)/2),
+        "that is e^eps q alone: subtract it from p's integral":
+            lambda eps, level: math.exp((eps - level)/2),
+        "beyond its own level the mechanism needs no delta: 0, not a negative number":
+            lambda eps, level: 1 - math.exp((eps - level)/2)},
+    hints=(
         "Where does p exceed e^eps q? For y > 1 the loss is `level`, from 0 to 1 it is "
         "level*(2y - 1).",
         "From y0 = (1 + eps/level)/2 on, p > e^eps q: integrate both densities from y0 upwards.",
         "The integral of p from y0 is 1 - e^(level(y0 - 1))/2, that of e^eps q is "
-        "e^(eps - level y0)/2; insert y0: both exponentials are e^((eps - level)/2)."), {
-            "you forgot to subtract e^eps q: that is P[loss > eps]":
-                lambda eps, level: 1 - math.exp((eps - level)/2)/2 if eps < level else 0.,
-            "the exponent is half of eps - level": lambda eps, level: 1 - math.exp(eps - level),
-            "beyond its own level the mechanism needs no delta: 0, not a negative number":
-                lambda eps, level: 1 - math.exp((eps - level)/2)})
-    with trial.holds("at eps = 0"):
-        trial.same(truth, 0., 1.)
-    with trial.holds("between 0 and the level"):
-        for _ in range(5):
-            level = _uniform(trial, .2, 4.)
-            trial.same(truth, level*_uniform(trial, .1, .9), level)
-    with trial.holds("at the level, and beyond it: nothing"):
-        trial.same(truth, 1., 1.)
-        trial.same(truth, 3., 1.)
-    with trial.holds("just below the level, where delta is tiny"):
-        trial.same(truth, 2. - 2e-9, 2., rtol=1e-3)
-    return trial.card()
+        "e^(eps - level y0)/2; insert y0: both exponentials are e^((eps - level)/2)."))
 
 # %% ../../nbs/exercises/definition.ipynb #9caa96d7
-def check_sampled_delta(
-    your_function,  # `sampled_delta(eps, sigma, z)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge delta as the mean of max(0, 1 - e^(eps - loss)) over outputs 1 + sigma*z."
-    def mean(loss):
-        return lambda eps, sigma, z: (1 - (eps - loss(sigma, z)).exp()).clamp(min=0).mean()
+def _output(sigma, z):
+    return 1 + sigma*z.double()
 
-    def right(sigma, z):
-        return (2*(1 + sigma*z.double()) - 1)/(2*sigma**2)
-    truth = mean(right)
-    trial = Trial(your_function, "check_sampled_delta", seed, (
+
+def _loss(sigma, z, y=_output):
+    return (2*y(sigma, z) - 1)/(2*sigma**2)
+
+
+def _mean(loss):
+    return lambda eps, sigma, z: (1 - (eps - loss(sigma, z)).exp()).clamp(min=0).mean()
+
+
+check_sampled_delta = Exercise(
+    "check_sampled_delta", "`sampled_delta(eps, sigma, z)`: delta as the mean of "
+    "max(0, 1 - e^(eps - loss)) over outputs 1 + sigma*z.",
+    truth=_mean(_loss),
+    rtol=1e-4,
+    properties={
+        "eps = 1, sigma = 1": lambda trial: [(1., 1., trial.normal(1000))],
+        "other eps and sigma": lambda trial: [
+            (0., 2., trial.normal(500)),
+            (trial.uniform(1., 3.), trial.uniform(.5, .9), trial.normal(2000))],
+        "a single output, in float32": [(.1, .7, torch.tensor([.7]))],
+        "a lot of noise": lambda trial: [(0., 3., trial.normal(300)), (.2, 2., trial.normal(300))],
+        "outputs that all lose less than eps":
+            lambda trial: [(2., 1.5, -trial.normal(10).abs() - 1)]},
+    slips={
+        "you drew the outputs from q: Ada is in, so y = 1 + sigma*z":
+            _mean(lambda sigma, z: _loss(sigma, z, lambda sigma, z: sigma*z.double())),
+        "the noise is sigma times as loud: y = 1 + sigma*z, not 1 + z":
+            _mean(lambda sigma, z: _loss(sigma, z, lambda sigma, z: 1 + z.double())),
+        "the denominator is 2 sigma^2, not 2 sigma": _mean(lambda s, z: _loss(s, z)*s),
+        "the denominator is 2 sigma^2, not sigma^2": _mean(lambda s, z: 2*_loss(s, z)),
+        "the denominator is 2 sigma^2, not 2": _mean(lambda s, z: _loss(s, z)*s**2),
+        "the loss is ln p - ln q, not the other way round": _mean(lambda s, z: -_loss(s, z)),
+        "it is 1 - e^(eps - loss): you have the exponent's sign the other way round":
+            lambda eps, s, z: (1 - (_loss(s, z) - eps).exp()).clamp(min=0).mean(),
+        "losses below eps count nothing: clamp each at 0 before the mean":
+            lambda eps, s, z: (1 - (eps - _loss(s, z)).exp()).mean(),
+        "clamp each output's share, not the mean":
+            lambda eps, s, z: (1 - (eps - _loss(s, z)).exp()).mean().clamp(min=0),
+        "a mean, not a sum: divide by the number of outputs":
+            lambda *case: len(case[2])*_mean(_loss)(*case),
+        "that is P[loss > eps]: each output counts 1 - e^(eps - loss) only":
+            lambda eps, s, z: (_loss(s, z) > eps).double().mean()},
+    hints=(
         "The output is y = 1 + sigma*z. Write down ln p(y) - ln q(y), and simplify.",
         "The squares cancel: the loss of y is (2y - 1)/(2 sigma^2).",
         "loss = (2*(1 + sigma*z) - 1)/(2*sigma**2), then `(1 - (eps - loss).exp()).clamp(min=0)"
-        ".mean()`."), {
-            "you drew the outputs from q: Ada is in, so y = 1 + sigma*z":
-                mean(lambda sigma, z: (2*sigma*z.double() - 1)/(2*sigma**2)),
-            "the denominator is 2 sigma^2, not 2 sigma":
-                mean(lambda sigma, z: (2*(1 + sigma*z.double()) - 1)/(2*sigma)),
-            "losses below eps count nothing: clamp each at 0 before the mean":
-                lambda eps, sigma, z: (1 - (eps - right(sigma, z)).exp()).mean(),
-            "that is P[loss > eps]: each output counts 1 - e^(eps - loss) only":
-                lambda eps, sigma, z: (right(sigma, z) > eps).double().mean()})
-
-    def normals(n):
-        return torch.randn(n, generator=trial.generator, dtype=torch.float64)
-    with trial.holds("eps = 1, sigma = 1"):
-        trial.same(truth, 1., 1., normals(1000), rtol=1e-4)
-    with trial.holds("other eps and sigma"):
-        trial.same(truth, 0., 2., normals(500), rtol=1e-4)
-        trial.same(truth, _uniform(trial, 1., 3.), _uniform(trial, .5, .9), normals(2000),
-                   rtol=1e-4)
-    with trial.holds("a single output, in float32"):
-        trial.same(truth, .1, 1., torch.tensor([.7]), rtol=1e-4)
-    with trial.holds("outputs that all lose less than eps"):
-        trial.same(truth, 2., 1., -normals(10).abs() - 1)
-    return trial.card()
+        ".mean()`."))
 
 # %% ../../nbs/exercises/definition.ipynb #12ae501d
-def check_group_delta(
-    your_function,  # `group_delta(eps, delta, k)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the delta at level k*eps that the generic bound gives for a group of k."
-    def truth(eps, delta, k):
-        return delta*math.fsum(math.exp(i*eps) for i in range(k))
-    trial = Trial(your_function, "check_group_delta", seed, (
+def _terms(eps, delta, k):
+    return delta*math.fsum(math.exp(i*eps) for i in range(k))
+
+
+check_group_delta = Exercise(
+    "check_group_delta", "`group_delta(eps, delta, k)`: the delta at level k*eps that the generic "
+    "bound gives for a group of k.",
+    truth=_terms,
+    unsafe=below,
+    properties={
+        "a group of one: delta itself": [(1., 1e-5, 1)],
+        "families of two to six": lambda trial: [
+            (trial.uniform(.2, 3.), 10**trial.uniform(-9., -5.), k) for k in (2, 3, 6)],
+        "a tiny delta: 1e-12": [(.5, 1e-12, 4)],
+        "at eps = 0": [(0., 1e-5, 4)],
+        "just above it: at an eps of 1e-12": [(1e-12, .1, 5)]},
+    slips={
+        "delta grows, too: each further person multiplies what was there by e^eps":
+            lambda eps, delta, k: k*delta,
+        "you counted from 1: the first term is delta itself":
+            lambda eps, delta, k: _terms(eps, delta, k)*math.exp(eps),
+        "that is the last term only": lambda eps, delta, k: delta*math.exp((k - 1)*eps),
+        "k times the last term is safe, and more than needed: the first is delta, add them up":
+            lambda eps, delta, k: k*delta*math.exp((k - 1)*eps),
+        "the eps of the whole group is in no term: the last has (k - 1) eps":
+            lambda eps, delta, k: delta*math.exp(k*eps),
+        "one term too many: a group of one has delta itself":
+            lambda eps, delta, k: _terms(eps, delta, k + 1),
+        "one term too few: the k-th person's is missing":
+            lambda eps, delta, k: _terms(eps, delta, k - 1),
+        "e^eps - 1 cancels: math.expm1, or add the k terms":
+            lambda eps, delta, k: delta*((math.exp(k*eps) - 1)/(math.exp(eps) - 1)
+                                         if eps else k)},
+    hints=(
         "delta (1 + e^eps + ... + e^((k-1) eps)): k terms, the first is 1.",
         "A sum over i from 0 to k - 1 needs no closed form, and no special case at eps = 0.",
-        "`delta*sum(math.exp(i*eps) for i in range(k))`"), {
-            "delta grows, too: each further person multiplies what was there by e^eps":
-                lambda eps, delta, k: k*delta,
-            "you counted from 1: the first term is delta itself":
-                lambda eps, delta, k: truth(eps, delta, k)*math.exp(eps),
-            "that is the last term only": lambda eps, delta, k: delta*math.exp((k - 1)*eps),
-            "one term too many: a group of one has delta itself":
-                lambda eps, delta, k: truth(eps, delta, k + 1),
-            "e^eps - 1 cancels: math.expm1, or add the k terms":
-                lambda eps, delta, k: delta*((math.exp(k*eps) - 1)/(math.exp(eps) - 1)
-                                             if eps else k)})
-    with trial.holds("a group of one: delta itself"):
-        trial.same(truth, 1., 1e-5, 1)
-    with trial.holds("families of two to six"):
-        for k in (2, 3, 6):
-            trial.same(truth, _uniform(trial, .2, 3.), 10**_uniform(trial, -9., -5.), k)
-    with trial.holds("a tiny delta: 1e-12"):
-        trial.same(truth, .5, 1e-12, 4)
-    with trial.holds("at eps = 0"):
-        trial.same(truth, 0., 1e-5, 4)
-    with trial.holds("just above it: at an eps of 1e-12"):
-        trial.same(truth, 1e-12, .1, 5)
-    return trial.card()
+        "`delta*sum(math.exp(i*eps) for i in range(k))`"))
 
 # %% ../../nbs/exercises/definition.ipynb #f58b31a9
-def _counts(trial, sigma, real_sigma, audits, n=20_000):
-    "(false alarms, hits) of a threshold attack, `audits` times."
-    fpr = _uniform(trial, .02, .3)
-    tpr = gaussian_tpr(fpr, real_sigma).item()
-    state = trial.seed + trial.calls
-    false = stats.binom.rvs(n, fpr, size=audits, random_state=state)
-    hits = stats.binom.rvs(n, tpr, size=audits, random_state=state + 1)
-    return list(zip(false.tolist(), hits.tolist()))
-
-
 def _verdict(trial, *counts):
     answer = trial(*counts)
     trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
@@ -177,9 +186,13 @@ def _verdict(trial, *counts):
 
 
 def _share(trial, sigma, real_sigma, audits, n=20_000):
-    "How often the student says guilty."
-    pairs = _counts(trial, sigma, real_sigma, audits, n)
-    return sum(_verdict(trial, *pair, n, sigma) for pair in pairs)/audits
+    "How often the student says guilty, of audits of a threshold attack."
+    fpr = trial.uniform(.02, .3)
+    tpr = gaussian_tpr(fpr, real_sigma).item()
+    state = trial.seed + trial.calls
+    false = stats.binom.rvs(n, fpr, size=audits, random_state=state).tolist()
+    hits = stats.binom.rvs(n, tpr, size=audits, random_state=state + 1).tolist()
+    return sum(_verdict(trial, *pair, n, sigma) for pair in zip(false, hits))/audits
 
 # %% ../../nbs/exercises/definition.ipynb #7d41c0ae
 def _accused(trial, fpr, sigma, n):
@@ -200,51 +213,63 @@ def _accused(trial, fpr, sigma, n):
     hits = np.ceil(np.interp(every, false, enough))
     return float(stats.binom.pmf(every, n, fpr)@stats.binom.sf(hits - 1, n, tpr))
 
-
-def _why_guilty(share):
-    if share > .9:
-        return "who convicts everybody catches the honest, too"
-    if share > .3:
-        return "both rates are estimates: half of the honest lie above the bound by chance"
-    return "one standard error happens all the time: once in a thousand needs more than three"
-
 # %% ../../nbs/exercises/definition.ipynb #1ab95bb4
-def check_guilty(
-    your_function,  # `guilty(false_alarms, hits, trials, sigma)`, True or False
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a verdict: do the counts of an attack refute a Gaussian mechanism's noise multiplier?"
-    trial = Trial(your_function, "check_guilty", seed, (
+def _spares_the_honest(trial):
+    share = _share(trial, 1.39, 1.39, 1500)
+    why = "one standard error happens all the time: once in a thousand needs more than three"
+    if share > .9:
+        why = "who convicts everybody catches the honest, too"
+    elif share > .3:
+        why = "both rates are estimates: half of the honest lie above the bound by chance"
+    trial.need(share <= .006, f"{share:.2%} of 1,500 honest ones accused", why)
+
+
+def _spares_exactly(trial):
+    for n in (20_000, 3000):
+        risk = _accused(trial, .1, 1.39, n)
+        why = ("two standard errors on each rate are once in 400, not in 1,000" if risk < .005
+               else "fewer trials leave more room for chance: use `trials`")
+        trial.need(risk <= .0017, f"{risk:.2%} of the honest are accused at {n:,} trials", why)
+
+
+def _catches(noise, share, why, trials=(20_000,)):
+    "A property: so much of the noise is caught so often."
+    def caught(trial):
+        for n in trials:
+            found = _share(trial, 1.39, noise*1.39, 100, n)
+            nobody = "who acquits everybody is never wrong about the honest, and never useful"
+            trial.need(found >= share, f"{found:.0%} of 100 caught at {n:,} trials",
+                       nobody if found == 0 else why)
+    return caught
+
+
+def _acquits_the_careful(trial):
+    share = _share(trial, .695, 1.39, 100)
+    trial.need(share == 0, f"{share:.0%} of 100 accused", "guilty is a TPR *above* the bound")
+
+
+def _at_the_ends(trial):
+    for false, hits in ((0, 0), (3000, 3000), (3000, 0), (0, 3000)):
+        said = _verdict(trial, false, hits, 3000, 1.39)
+        trial.need(said == (hits > false), f"got {said} for ({false}, {hits}, 3000, 1.39)",
+                   "Clopper-Pearson has no number at the ends: the bounds there are 0 and 1")
+
+
+check_guilty = Exercise(
+    "check_guilty", "`guilty(false_alarms, hits, trials, sigma)`: do the counts of an attack "
+    "refute a Gaussian mechanism's noise multiplier?",
+    properties={
+        "honest mechanisms are accused at most once in a thousand times": _spares_the_honest,
+        "exactly so, by bisection, with 20,000 trials and with 3,000": _spares_exactly,
+        "half the noise is caught, with 20,000 trials and with 3,000":
+            _catches(.5, .9, "", (20_000, 3000)),
+        "four fifths of the noise is caught": _catches(
+            .8, .5, "your allowance for chance is far larger than one in a thousand needs"),
+        "more noise than promised is no crime": _acquits_the_careful,
+        "rates of 0 and 1": _at_the_ends},
+    hints=(
         "`gaussian_tpr(fpr, sigma)` is the highest TPR that is allowed. Both rates are estimates: "
         "how far may chance carry each?",
         "Give each rate a bound that fails once in 2,000 times: the FPR an upper, the TPR a lower.",
         "Clopper-Pearson: high = beta.ppf(1 - 5e-4, f + 1, n - f), low = beta.ppf(5e-4, h, n - h + "
         "1); guilty if low > gaussian_tpr(high, sigma)."))
-    with trial.holds("honest mechanisms are accused at most once in a thousand times"):
-        share = _share(trial, 1.39, 1.39, 1500)
-        trial.need(share <= .006, f"{share:.2%} of 1,500 honest ones accused", _why_guilty(share))
-    with trial.holds("exactly so, by bisection, with 20,000 trials and with 3,000"):
-        for n in (20_000, 3000):
-            risk = _accused(trial, .1, 1.39, n)
-            trial.need(risk <= .0017, f"{risk:.2%} of the honest are accused at {n:,} trials",
-                       "two standard errors on each rate are once in 400, not in 1,000"
-                       if risk < .005 else "fewer trials leave more room for chance: use `trials`")
-    with trial.holds("half the noise is caught, with 20,000 trials and with 3,000"):
-        for n in (20_000, 3000):
-            share = _share(trial, 1.39, .695, 100, n)
-            trial.need(share >= .9, f"{share:.0%} of 100 caught at {n:,} trials",
-                       "who acquits everybody is never wrong about the honest, and never useful"
-                       if share == 0 else "")
-    with trial.holds("four fifths of the noise is caught"):
-        share = _share(trial, 1.39, .8*1.39, 100)
-        trial.need(share >= .5, f"{share:.0%} of 100 caught", "your allowance for chance is far "
-                   "larger than one in a thousand needs")
-    with trial.holds("more noise than promised is no crime"):
-        share = _share(trial, .695, 1.39, 100)
-        trial.need(share == 0, f"{share:.0%} of 100 accused", "guilty is a TPR *above* the bound")
-    with trial.holds("rates of 0 and 1"):
-        for false, hits in ((0, 0), (3000, 3000), (3000, 0), (0, 3000)):
-            said = _verdict(trial, false, hits, 3000, 1.39)
-            trial.need(said == (hits > false), f"got {said} for ({false}, {hits}, 3000, 1.39)",
-                       "Clopper-Pearson has no number at the ends: the bounds there are 0 and 1")
-    return trial.card()

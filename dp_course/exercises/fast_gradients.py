@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .cards import Trial, gap
+from .cards import Exercise, gap
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #50e20cbd
 _LOSS = partial(F.cross_entropy, reduction="none")
@@ -25,11 +25,7 @@ class _MeanOverPositions(nn.Module):
         return x.mean(1)
 
 
-def _drawn(trial, *shape):
-    return torch.randn(shape, generator=trial.generator, dtype=torch.float64)
-
-
-def _case(
+def _dense(
     trial,
     *shape,        # of the inputs
     hidden=(),     # sizes between the layers
@@ -40,16 +36,15 @@ def _case(
     net = nn.Sequential()
     for number, (i, o) in enumerate(zip(sizes, sizes[1:])):
         layer = nn.Linear(i, o, bias=number != without)
-        layer.weight.data = _drawn(trial, o, i)/i**.5
+        layer.weight.data = trial.normal(o, i)/i**.5
         if number != without:
-            layer.bias.data = _drawn(trial, o)
+            layer.bias.data = trial.normal(o)
         net.append(layer)
         net.append(nn.Tanh())
     net.pop(-1)
     if len(shape) > 2:
         net.append(_MeanOverPositions())
-    labels = torch.arange(shape[0]) % 4
-    return net, _LOSS, _drawn(trial, *shape), labels
+    return net, _LOSS, trial.normal(*shape), torch.arange(shape[0]) % 4
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #15d652b2
 def _alone(model, loss_fn, x, y):
@@ -63,25 +58,9 @@ def _alone(model, loss_fn, x, y):
     return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-def _of_the_batch(model, loss_fn, x, y):
+def _of_the_batch(*case):
     "A slip: the sum, as often as there are examples."
-    found = _alone(model, loss_fn, x, y)
-    for name, rows in found.items():
-        found[name] = rows.sum(0, keepdim=True).expand_as(rows)
-    return found
-
-
-def _of_the_mean(model, loss_fn, x, y):
-    found = _alone(model, loss_fn, x, y)
-    return {name: rows/len(x) for name, rows in found.items()}
-
-
-def _without_bias(model, loss_fn, x, y):
-    found = _alone(model, loss_fn, x, y)
-    for name in list(found):
-        if name.endswith("bias"):
-            del found[name]
-    return found
+    return {name: rows.sum(0, keepdim=True).expand_as(rows) for name, rows in _alone(*case).items()}
 
 
 def _a_bias_each(model, loss_fn, x, y):
@@ -92,55 +71,49 @@ def _a_bias_each(model, loss_fn, x, y):
     return _alone(model, loss_fn, x, y)
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #4809d30a
-def _need_untouched(trial, case):
+def _untouched(trial):
     "The model itself goes to the student, and comes back as it was."
+    trial(*_dense(trial, 2, 3))  # a blank stops here
+    case = _dense(trial, 4, 6, hidden=(5,))
     model = case[0]
     before = copy.deepcopy(model.state_dict())
     trial.attempt(*case)
     for name, m in model.named_modules():
-        trial.need(
-            not m._forward_hooks and not m._backward_hooks,
-            f"layer {name or 'outermost'} still has a hook",
-            "a hook that stays listens to every later step: remove it, in `finally`")
+        trial.need(not m._forward_hooks and not m._backward_hooks,
+                   f"layer {name or 'outermost'} still has a hook",
+                   "a hook that stays listens to every later step: remove it, in `finally`")
     for name, p in model.named_parameters():
-        trial.need(
-            p.grad is None,
-            f"{name} has a .grad now",
-            "backward() leaves gradients behind: use torch.autograd.grad")
-        trial.need(
-            torch.equal(p, before[name]),
-            f"{name} has changed")
+        trial.need(p.grad is None, f"{name} has a .grad now",
+                   "backward() leaves gradients behind: use torch.autograd.grad")
+        trial.need(torch.equal(p, before[name]), f"{name} has changed")
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #bbfe718d
-def check_hook_gradients(
-    your_function,  # `hook_gradients(model, loss_fn, x, y)`, dict name -> (b,...)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a hook engine for linear layers with biases and positions."
-    trial = Trial(your_function, "check_hook_gradients", seed, (
+check_hook_gradients = Exercise(
+    "check_hook_gradients", "`hook_gradients(model, loss_fn, x, y)`: per-example gradients by "
+    "hooks, for linear layers with biases and positions, a dict name -> (b,...).",
+    truth=_alone,
+    zero=1e-9,
+    properties={
+        "one layer": lambda trial: [_dense(trial, 5, 3)],
+        "three layers between activations, one without a bias":
+            lambda trial: [_dense(trial, 4, 6, hidden=(5, 7), without=1)],
+        "positions: a weight meets every one of them":
+            lambda trial: [_dense(trial, 3, 4, 6, hidden=(5,))],
+        "a batch of one example": lambda trial: [_dense(trial, 1, 3)],
+        "the model is left as it was": _untouched},
+    slips={
+        "that is the gradient of the whole batch: leave b in the einsum's output": _of_the_batch,
+        "that is each example's share of the *mean* loss: differentiate the sum of the losses":
+            lambda *case: {name: g/len(case[2]) for name, g in _alone(*case).items()},
+        "the biases are missing: their gradient is g, summed over positions":
+            lambda *case: {name: g for name, g in _alone(*case).items() if "bias" not in name},
+        "a layer without a bias has no gradient for one: look at `m.bias`": _a_bias_each},
+    hints=(
         "A forward hook gets (module, args, output); keep args[0] and the output of every layer.",
         "torch.autograd.grad(losses.sum(), [outputs...]) gives g for all layers at once; the "
         "bias' gradient is g, summed over positions.",
         "With x and g as (b,t,i) and (b,t,o): `einsum('bto,bti->boi', g, x)` and `g.sum(1)`; "
-        "names from `model.named_modules()`, hooks removed in `finally`."), {
-            "that is the gradient of the whole batch: leave b in the einsum's output":
-                _of_the_batch,
-            "that is each example's share of the *mean* loss: differentiate the sum of the losses":
-                _of_the_mean,
-            "the biases are missing: their gradient is g, summed over positions": _without_bias,
-            "a layer without a bias has no gradient for one: look at `m.bias`": _a_bias_each})
-    with trial.holds("one layer"):
-        trial.same(_alone, *_case(trial, 5, 3), zero=1e-9)
-    with trial.holds("three layers between activations, one without a bias"):
-        trial.same(_alone, *_case(trial, 4, 6, hidden=(5, 7), without=1), zero=1e-9)
-    with trial.holds("positions: a weight meets every one of them"):
-        trial.same(_alone, *_case(trial, 3, 4, 6, hidden=(5,)), zero=1e-9)
-    with trial.holds("a batch of one example"):
-        trial.same(_alone, *_case(trial, 1, 3), zero=1e-9)
-    with trial.holds("the model is left as it was"):
-        trial(*_case(trial, 2, 3))  # a blank stops here
-        _need_untouched(trial, _case(trial, 4, 6, hidden=(5,)))
-    return trial.card()
+        "names from `model.named_modules()`, hooks removed in `finally`."))
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #1741b00d
 class _Largest(TorchDispatchMode):
@@ -157,61 +130,59 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-def _need_small(trial, limit, why, *case):
-    "Refuse whoever makes an array of `limit` numbers on the way."
-    trial(*case)  # a blank stops here
-    with _Largest() as largest:
-        trial.attempt(*case)
-    trial.need(largest.numbers < limit, f"an array of {largest.numbers:,} numbers", why)
+def _small(limit, why, draw):
+    "A property: no array of `limit` numbers is made on the way."
+    def need(trial):
+        case = draw(trial)
+        trial(*case)  # a blank stops here
+        with _Largest() as largest:
+            trial.attempt(*case)
+        trial.need(largest.numbers < limit, f"an array of {largest.numbers:,} numbers", why)
+    return need
 
 
 def _late_sum(x, g, factors):
     good = factors > 0
-    x, g = x[good], g[good]
-    return torch.einsum("b,bto,bti->oi", factors[good], g, x)
+    return torch.einsum("b,bto,bti->oi", factors[good], g[good], x[good])
 
 
 def _pairs(trial, b, t, i, o):
     "x (b,t,i), g (b,t,o) and factors (b,)."
-    x = _drawn(trial, b, t, i)
-    g = _drawn(trial, b, t, o)
-    return x, g, .1 + _drawn(trial, b).abs()
+    return trial.normal(b, t, i), trial.normal(b, t, o), .1 + trial.normal(b).abs()
+
+
+def _bad_one_erased(trial):
+    for bad in (torch.nan, torch.inf):
+        for place in (0, 1):
+            case = _pairs(trial, 4, 3, 5, 2)
+            case[place][2, 1, 0] = bad
+            case[2][2] = 0.
+            differ = gap(trial(*case), _late_sum(*case))
+            trial.need(not differ, f"with {bad} in {'xg'[place]}: {differ}",
+                       "0*NaN is NaN: erase the example, don't multiply it away")
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #546724f5
-def check_late_sum(
-    your_function,  # `late_sum(x, g, factors)`, (o,i)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the weighted sum of book-keeping: factors on kept inputs and output gradients."
-    trial = Trial(your_function, "check_late_sum", seed, (
+check_late_sum = Exercise(
+    "check_late_sum", "`late_sum(x, g, factors)`: the (o,i) weighted sum of book-keeping, from "
+    "factors on kept inputs and output gradients.",
+    truth=_late_sum,
+    properties={
+        "one position": lambda trial: [_pairs(trial, 6, 1, 4, 3)],
+        "several positions, other sizes": lambda trial: [_pairs(trial, 3, 5, 2, 7)],
+        "a bad example counts nothing": _bad_one_erased,
+        "no gradient per example is ever formed": _small(
+            40*60*50, "einsum('boi,...') forms all gradients: scale g, then one matrix product",
+            lambda trial: _pairs(trial, 40, 2, 60, 50))},
+    slips={
+        "the factor went into x and into g: it counts twice":
+            lambda x, g, f: torch.einsum("b,bto,bti->oi", f*f, g, x),
+        "divide nowhere: this is the sum, and the expected batch divides it later":
+            lambda x, g, f: _late_sum(x, g, f)/len(x)},
+    leaks={"the factors are missing": lambda x, g, f: torch.einsum("bto,bti->oi", g, x)},
+    hints=(
         "Scale the rows of g by their example's factor; then it is the batch gradient of SGD.",
         "0*NaN is NaN: erase a bad example with torch.where, in x as well as in g.",
-        "`g.flatten(0, 1).T @ x.flatten(0, 1)` with erased x and scaled, erased g."), {
-            "the factors are missing":
-                lambda x, g, f: torch.einsum("bto,bti->oi", g, x),
-            "the factor went into x and into g: it counts twice":
-                lambda x, g, f: torch.einsum("b,bto,bti->oi", f*f, g, x),
-            "divide nowhere: this is the sum, and the expected batch divides it later":
-                lambda x, g, f: _late_sum(x, g, f)/len(x)})
-    with trial.holds("one position"):
-        trial.same(_late_sum, *_pairs(trial, 6, 1, 4, 3))
-    with trial.holds("several positions, other sizes"):
-        trial.same(_late_sum, *_pairs(trial, 3, 5, 2, 7))
-    with trial.holds("a bad example counts nothing"):
-        for bad in (torch.nan, torch.inf):
-            for place in (0, 1):
-                case = _pairs(trial, 4, 3, 5, 2)
-                case[place][2, 1, 0] = bad
-                case[2][2] = 0.
-                differ = gap(trial(*case), _late_sum(*case))
-                trial.need(
-                    not differ,
-                    f"with {bad} in {'xg'[place]}: {differ}",
-                    "0*NaN is NaN: erase the example, don't multiply it away")
-    with trial.holds("no gradient per example is ever formed"):
-        why = "einsum('boi,...') forms all gradients: scale g, then one matrix product"
-        _need_small(trial, 40*60*50, why, *_pairs(trial, 40, 2, 60, 50))
-    return trial.card()
+        "`g.flatten(0, 1).T @ x.flatten(0, 1)` with erased x and scaled, erased g."))
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #352970af
 def _conv_norms(conv, x, g):
@@ -229,82 +200,62 @@ def _patches(conv, x):
 
 def _as_one_position(conv, x, g):
     "A slip: the product of two lengths."
-    lengths = _patches(conv, x).flatten(1).norm(dim=1)
-    return lengths*g.flatten(1).norm(dim=1)
+    return _patches(conv, x).flatten(1).norm(dim=1)*g.flatten(1).norm(dim=1)
 
 
 def _squares_summed(conv, x, g):
     "A slip: positions as if they were orthogonal."
-    squares = _patches(conv, x).square().sum(1)
-    squares = squares*g.flatten(2).square().sum(1)
+    squares = _patches(conv, x).square().sum(1)*g.flatten(2).square().sum(1)
     return squares.sum(1).sqrt()
 
 
 def _conv_case(trial, size=7, **settings):
     conv = nn.Conv2d(3, 4, bias=False, **settings)
-    conv.weight.data = _drawn(trial, *conv.weight.shape)
-    x = _drawn(trial, 5, 3, size, size)
-    return conv, x, _drawn(trial, *conv(x).shape)
+    conv.weight.data = trial.normal(*conv.weight.shape)
+    x = trial.normal(5, 3, size, size)
+    return conv, x, trial.normal(*conv(x).shape)
+
+
+def _wide(trial):
+    conv = nn.Conv2d(64, 64, 3, bias=False)
+    return conv, torch.randn(4, 64, 4, 4), torch.randn(4, 64, 2, 2)
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #a288bb63
-def check_conv_ghost(
-    your_function,  # `conv_ghost(conv, x, g)`, norms (b,)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the ghost norm of a convolution, by patches."
-    trial = Trial(your_function, "check_conv_ghost", seed, (
+check_conv_ghost = Exercise(
+    "check_conv_ghost", "`conv_ghost(conv, x, g)`: the (b,) ghost norms of a convolution, by "
+    "patches.",
+    truth=_conv_norms,
+    properties={
+        "3x3 filters with padding": lambda trial: [_conv_case(trial, kernel_size=3, padding=1)],
+        "stride, dilation, no padding": lambda trial: [
+            _conv_case(trial, kernel_size=3, stride=2),
+            _conv_case(trial, kernel_size=2, dilation=2, padding=1)],
+        "a filter of one pixel, a map of one pixel": lambda trial: [
+            _conv_case(trial, kernel_size=1), _conv_case(trial, size=3, kernel_size=3)],
+        "no gradient is ever formed": _small(
+            64*64*9, "these are the gradients: take inner products between positions instead",
+            _wide)},
+    slips={
+        "the square is missing its root": lambda *case: _conv_norms(*case).square(),
+        "the product of two lengths holds for one position only: sum over all pairs s, t":
+            _as_one_position,
+        "positions are not orthogonal: the pairs with s and t different count, too":
+            _squares_summed},
+    hints=(
         "F.unfold(x, kernel_size, dilation, padding, stride) gives (b,i,t): mind that order.",
         "g.flatten(2) is (b,o,t); inner products between positions are `P.mT @ P`.",
-        "`((P.mT @ P)*(G.mT @ G)).sum((1, 2)).sqrt()`"), {
-            "the square is missing its root":
-                lambda *case: _conv_norms(*case).square(),
-            "the product of two lengths holds for one position only: sum over all pairs s, t":
-                _as_one_position,
-            "positions are not orthogonal: the pairs with s and t different count, too":
-                _squares_summed})
-    with trial.holds("3x3 filters with padding"):
-        trial.same(_conv_norms, *_conv_case(trial, kernel_size=3, padding=1))
-    with trial.holds("stride, dilation, no padding"):
-        trial.same(_conv_norms, *_conv_case(trial, kernel_size=3, stride=2))
-        trial.same(_conv_norms, *_conv_case(trial, kernel_size=2, dilation=2, padding=1))
-    with trial.holds("a filter of one pixel, a map of one pixel"):
-        trial.same(_conv_norms, *_conv_case(trial, kernel_size=1))
-        trial.same(_conv_norms, *_conv_case(trial, size=3, kernel_size=3))
-    with trial.holds("no gradient is ever formed"):
-        conv = nn.Conv2d(64, 64, 3, bias=False)
-        why = "these are the gradients: take inner products between positions instead"
-        _need_small(trial, conv.weight.numel(), why, conv, torch.randn(4, 64, 4, 4),
-                    torch.randn(4, 64, 2, 2))
-    return trial.card()
+        "`((P.mT @ P)*(G.mT @ G)).sum((1, 2)).sqrt()`"))
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #d9ae5334
-def _two_tables(t, p):
-    return 2*t*t < p
-
-
-def _mixed(layers, pays=_two_tables):
+def _mixed(layers, pays=lambda t, p: 2*t*t < p):
     "The truth, or a slip with another rule."
-    ghosts = 0
-    waiting = 0
+    ghosts = waiting = 0
     for i, o, kernel, size in layers:
-        t = size*size
-        fan_in = i*kernel*kernel
-        if pays(t, fan_in*o):
-            ghosts += 1
-            waiting += t*(fan_in + o)
-        else:
-            waiting += fan_in*o
+        t, fan_in = size*size, i*kernel*kernel
+        ghost = pays(t, fan_in*o)
+        ghosts += ghost
+        waiting += t*(fan_in + o) if ghost else fan_in*o
     return ghosts, waiting
-
-
-def _side(layers):
-    "A slip: the side of the map as if it were its positions."
-    return _mixed([(i, o, kernel, size**.5) for i, o, kernel, size in layers])
-
-
-def _one_pixel(layers):
-    "A slip: kernels of one pixel."
-    return _mixed([(i, o, 1, size) for i, o, _, size in layers])
 
 
 def _for_all(layers):
@@ -313,38 +264,41 @@ def _for_all(layers):
     p = sum(i*o*kernel**2 for i, o, kernel, _ in layers)
     return _mixed(layers, lambda *_: 2*t*t < p)
 
+
+def _any_network(trial):
+    cases = []
+    for _ in range(3):
+        sizes = torch.randint(1, 40, (6, 3), generator=trial.generator).tolist()
+        cases.append(([(i, o, 1 + s % 3, 1 + s % 9) for i, o, s in sizes],))
+    return cases
+
 # %% ../../nbs/exercises/fast_gradients.ipynb #a3665133
-def check_mixed(
-    your_function,  # `mixed(layers)`, (how many take inner products, numbers that wait)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the choice per layer, and its memory."
-    trial = Trial(your_function, "check_mixed", seed, (
+check_mixed = Exercise(
+    "check_mixed", "`mixed(layers)`: the choice per layer, (how many take inner products, numbers "
+    "that wait).",
+    truth=_mixed,
+    properties={
+        "one dense layer, one first layer of a ResNet": [
+            ([(1000, 1000, 1, 1)],), ([(3, 16, 3, 32)],)],
+        "the three stages of ResNet-20, and its wide cousin": [
+            ([(16, 16, 3, 32), (32, 32, 3, 16), (64, 64, 3, 8)],),
+            ([(64, 64, 3, 32), (128, 128, 3, 16), (256, 256, 3, 8)],)],
+        "a tie keeps gradients, one table alone decides nothing": [
+            ([(8, 4, 1, 2)],), ([(5, 5, 1, 2), (100, 50, 1, 8)],)],
+        "any network": _any_network},
+    slips={
+        "the size is a side: t is its square":
+            lambda layers: _mixed([(i, o, k, size**.5) for i, o, k, size in layers]),
+        "each filter has i*kernel² weights, not i":
+            lambda layers: _mixed([(i, o, 1, size) for i, o, _, size in layers]),
+        "t < p is not the rule: two tables of t² numbers stand against p":
+            lambda layers: _mixed(layers, lambda t, p: t < p),
+        "one table is not enough: there is one for x and one for g, 2t²":
+            lambda layers: _mixed(layers, lambda t, p: t*t < p),
+        "on a tie the gradients: 2t² < p, not <=":
+            lambda layers: _mixed(layers, lambda t, p: 2*t*t <= p),
+        "decide for each layer by itself": _for_all},
+    hints=(
         "t = size², the weights of a filter are i*kernel², and p is that times o.",
         "Inner products where 2t² < p; on a tie the gradients.",
-        "A ghost keeps t*(i*kernel² + o) numbers, a gradient p."), {
-            "the size is a side: t is its square":
-                _side,
-            "each filter has i*kernel² weights, not i":
-                _one_pixel,
-            "t < p is not the rule: two tables of t² numbers stand against p":
-                lambda layers: _mixed(layers, lambda t, p: t < p),
-            "one table is not enough: there is one for x and one for g, 2t²":
-                lambda layers: _mixed(layers, lambda t, p: t*t < p),
-            "decide for each layer by itself":
-                _for_all})
-    with trial.holds("one dense layer, one first layer of a ResNet"):
-        trial.same(_mixed, [(1000, 1000, 1, 1)])
-        trial.same(_mixed, [(3, 16, 3, 32)])
-    with trial.holds("the three stages of ResNet-20, and its wide cousin"):
-        trial.same(_mixed, [(16, 16, 3, 32), (32, 32, 3, 16), (64, 64, 3, 8)])
-        trial.same(_mixed, [(64, 64, 3, 32), (128, 128, 3, 16), (256, 256, 3, 8)])
-    with trial.holds("a tie keeps gradients, one table alone decides nothing"):
-        trial.same(_mixed, [(8, 4, 1, 2)])
-        trial.same(_mixed, [(5, 5, 1, 2), (100, 50, 1, 8)])
-    with trial.holds("any network"):
-        for _ in range(3):
-            sizes = torch.randint(1, 40, (6, 3), generator=trial.generator)
-            layers = [(i, o, 1 + s % 3, 1 + s % 9) for i, o, s in sizes.tolist()]
-            trial.same(_mixed, layers)
-    return trial.card()
+        "A ghost keeps t*(i*kernel² + o) numbers, a gradient p."))

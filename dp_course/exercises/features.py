@@ -8,78 +8,77 @@ __all__ = ['check_channels', 'check_shift_of_first', 'check_view_norms']
 # %% ../../nbs/exercises/features.ipynb #2a1d3d13
 import torch
 
-from .cards import Trial
+from .cards import Exercise
 
 # %% ../../nbs/exercises/features.ipynb #e2b3153d
-def check_channels(
-    your_function,  # `channels(J, angles)`, a whole number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the number of channels of a scattering transform of order 2."
-    def truth(J, angles):
-        return 1 + J*angles + J*(J - 1)//2*angles**2
-    trial = Trial(your_function, "check_channels", seed, (
+def _channels(J, angles):
+    return 1 + J*angles + J*(J - 1)//2*angles**2
+
+
+check_channels = Exercise(
+    "check_channels", "`channels(J, angles)`: how many channels a scattering transform of order 2 "
+    "has.",
+    truth=_channels,
+    rtol=0.,
+    properties={
+        "two octaves, eight directions": [(2, 8)],
+        "one octave: nothing is coarser": [(1, 8)],
+        "any other": lambda trial: [(J, trial.whole(2, 8)) for J in (3, 4)]},
+    slips={
+        "the second wavelet is coarser than the first: only pairs of scales j2 > j1":
+            lambda J, L: 1 + J*L + (J*L)**2,
+        "an equal scale does not count: j2 > j1, not j2 >= j1":
+            lambda J, L: 1 + J*L + J*(J + 1)//2*L**2,
+        "the blurred image is a channel, too": lambda J, L: _channels(J, L) - 1,
+        "both wavelets have a direction of their own: angles^2 per pair of scales":
+            lambda J, L: 1 + J*L + J*(J - 1)//2*L,
+        "that is order 1": lambda J, L: 1 + J*L},
+    hints=(
         "One blur, one channel per wavelet, one per allowed pair of wavelets.",
         "A pair needs a coarser second wavelet, j2 > j1; directions are free: angles^2 per pair.",
-        "`1 + J*angles + J*(J-1)//2*angles**2`"), {
-            "the second wavelet is coarser than the first: only pairs of scales j2 > j1":
-                lambda J, L: 1 + J*L + (J*L)**2,
-            "an equal scale does not count: j2 > j1, not j2 >= j1":
-                lambda J, L: 1 + J*L + J*(J + 1)//2*L**2,
-            "the blurred image is a channel, too": lambda J, L: truth(J, L) - 1,
-            "both wavelets have a direction of their own: angles^2 per pair of scales":
-                lambda J, L: 1 + J*L + J*(J - 1)//2*L,
-            "that is order 1": lambda J, L: 1 + J*L})
-    with trial.holds("two octaves, eight directions"):
-        trial.same(truth, 2, 8, rtol=0.)
-    with trial.holds("one octave: nothing is coarser"):
-        trial.same(truth, 1, 8, rtol=0.)
-    with trial.holds("any other"):
-        for J in (3, 4):
-            angles = int(torch.randint(2, 9, (), generator=trial.generator))
-            trial.same(truth, J, angles, rtol=0.)
-    return trial.card()
+        "`1 + J*angles + J*(J-1)//2*angles**2`"))
 
 # %% ../../nbs/exercises/features.ipynb #7bb80ffc
-def check_shift_of_first(
-    your_function,  # `shift_of_first(batch, newcomer)`, a number; batch (b,d), newcomer (d,)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge how far the first example's centred features move when somebody joins the batch."
-    def truth(batch, newcomer):
-        joined = torch.cat([batch, newcomer[None]])
-        return (joined.mean(0) - batch.mean(0)).norm()
-    trial = Trial(your_function, "check_shift_of_first", seed, (
+def _moved(batch, newcomer):
+    return torch.cat([batch, newcomer[None]]).mean(0) - batch.mean(0)
+
+
+def _like_the_mean(trial):
+    x = trial.normal(4, 3)
+    found = float(trial(x, x.mean(0)))
+    trial.need(abs(found) < 1e-9, f"got {found:.4g}, expected 0")
+
+
+check_shift_of_first = Exercise(
+    "check_shift_of_first", "`shift_of_first(batch, newcomer)`: how far the first example's "
+    "centred features move when somebody joins the (b,d) batch.",
+    truth=lambda x, z: _moved(x, z).norm(),
+    properties={
+        "a small batch": lambda trial: [(trial.normal(3, 4), trial.normal(4))],
+        "a newcomer as loud as she likes":
+            lambda trial: [(trial.normal(10, 6), 1e3*trial.normal(6))],
+        "a batch of one": lambda trial: [(trial.normal(1, 5), trial.normal(5))],
+        "who is like the mean changes nothing": _like_the_mean},
+    slips={
+        "that is the squared distance": lambda x, z: _moved(x, z).square().sum(),
+        "the newcomer's own features are not asked for: how do the first one's move?":
+            lambda x, z: (z - x.mean(0)).norm(),
+        "the mean of the larger batch has one row more: divide by b + 1":
+            lambda x, z: (z/len(x)).norm(),
+        "L2: the root of the sum of squares, not the sum of absolute values":
+            lambda x, z: _moved(x, z).abs().sum()},
+    hints=(
         "Centre the first example in both batches: what is different?",
         "The example stays; only the mean that is subtracted moves.",
         "`(batch[0] - batch.mean(0) - (batch[0] - torch.cat([batch, newcomer[None]]).mean(0)))"
-        ".norm()`"), {
-            "that is the squared distance": lambda x, z: truth(x, z)**2,
-            "the newcomer's own features are not asked for: how do the first one's move?":
-                lambda x, z: (z - x.mean(0)).norm(),
-            "the mean of the larger batch has one row more: divide by b + 1":
-                lambda x, z: (z/len(x)).norm(),
-            "L2: the root of the sum of squares, not the sum of absolute values":
-                lambda x, z: (torch.cat([x, z[None]]).mean(0) - x.mean(0)).abs().sum()})
-
-    def randn(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=trial.generator)
-
-    def case(b, d, size):
-        return randn(b, d), size*randn(d)
-    with trial.holds("a small batch"):
-        trial.same(truth, *case(3, 4, 1.))
-    with trial.holds("a newcomer as loud as she likes"):
-        trial.same(truth, *case(10, 6, 1e3))
-    with trial.holds("a batch of one"):
-        trial.same(truth, *case(1, 5, 1.))
-    with trial.holds("who is like the mean changes nothing"):
-        x, _ = case(4, 3, 1.)
-        found = float(trial(x, x.mean(0)))
-        trial.need(abs(found) < 1e-9, f"got {found:.4g}, expected 0")
-    return trial.card()
+        ".norm()`"))
 
 # %% ../../nbs/exercises/features.ipynb #027f3f34
+def _view_norms(g, a):
+    grads = torch.einsum("bko,bki->boi", g, a)/g.shape[1]
+    return grads.flatten(1).norm(dim=1)
+
+
 def _products(g, a):  # (b,k): the norm of every view's own gradient
     return g.norm(dim=2)*a.norm(dim=2)
 
@@ -88,41 +87,38 @@ def _grams(g, a):  # (b,): the norm of the sum over views, without the matrix
     pairs = (g @ g.mT)*(a @ a.mT)
     return pairs.sum((1, 2)).sqrt()
 
+
+def _cancel(trial):
+    g, a = trial.normal(2, 1, 3), trial.normal(2, 1, 5)
+    found = torch.as_tensor(trial(torch.cat([g, -g], 1), torch.cat([a, a], 1))).double()
+    trial.need(found.shape == (2,) and (found.abs() < 1e-6).all(), "expected 0 and 0")
+
+
+def _huge(trial):
+    case = trial.normal(1, 1, 100_000), trial.normal(1, 1, 100_000)
+    trial.same(lambda g, a: _products(g, a)[:, 0], *case)
+
 # %% ../../nbs/exercises/features.ipynb #95113b67
-def check_view_norms(
-    your_function,  # `view_norms(g, a)`, (b,); g (b,k,o), a (b,k,i)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the norms of gradients that are means of outer products, without forming one."
-    def truth(g, a):
-        grads = torch.einsum("bko,bki->boi", g, a)/g.shape[1]
-        return grads.flatten(1).norm(dim=1)
-    trial = Trial(your_function, "check_view_norms", seed, (
+check_view_norms = Exercise(
+    "check_view_norms", "`view_norms(g, a)`: the (b,) norms of gradients that are means of outer "
+    "products of g (b,k,o) and a (b,k,i), without forming one.",
+    truth=_view_norms,
+    properties={
+        "four views": lambda trial: [(trial.normal(5, 4, 3), trial.normal(5, 4, 7))],
+        "one view: the product of two lengths":
+            lambda trial: [(trial.normal(4, 1, 3), trial.normal(4, 1, 5))],
+        "two views that cancel": _cancel,
+        "nothing as large as (o,i) is made": _huge},
+    slips={
+        "that is the mean of the views' norms: views may cancel each other":
+            lambda g, a: _products(g, a).mean(1),
+        "pairs of different views count, too: the whole Gram matrix, not its diagonal":
+            lambda g, a: _products(g, a).square().sum(1).sqrt()/g.shape[1],
+        "the gradient is the mean over views: divide by k": _grams,
+        "that is the square: take its root": lambda g, a: (_grams(g, a)/g.shape[1])**2,
+        "the square is divided by k squared: divide by k after the root, not before":
+            lambda g, a: _grams(g, a)/g.shape[1]**.5},
+    hints=(
         "Square the sum: |sum_v g_v a_v^T|^2 is a sum over pairs of views.",
         "It is the sum over v, w of (g_v . g_w)(a_v . a_w): two (k,k) Gram matrices per example.",
-        "`((g @ g.mT)*(a @ a.mT)).sum((1, 2)).sqrt()/g.shape[1]`"), {
-            "that is the mean of the views' norms: views may cancel each other":
-                lambda g, a: _products(g, a).mean(1),
-            "pairs of different views count, too: the whole Gram matrix, not its diagonal":
-                lambda g, a: _products(g, a).square().sum(1).sqrt()/g.shape[1],
-            "the gradient is the mean over views: divide by k":
-                _grams,
-            "that is the square: take its root": lambda g, a: (_grams(g, a)/g.shape[1])**2,
-            "the square is divided by k squared: divide by k after the root, not before":
-                lambda g, a: _grams(g, a)/g.shape[1]**.5})
-
-    def case(b, k, o, i):
-        def randn(*shape):
-            return torch.randn(*shape, dtype=torch.float64, generator=trial.generator)
-        return randn(b, k, o), randn(b, k, i)
-    with trial.holds("four views"):
-        trial.same(truth, *case(5, 4, 3, 7))
-    with trial.holds("one view: the product of two lengths"):
-        trial.same(truth, *case(4, 1, 3, 5))
-    with trial.holds("two views that cancel"):
-        g, a = case(2, 1, 3, 5)
-        found = torch.as_tensor(trial(torch.cat([g, -g], 1), torch.cat([a, a], 1))).double()
-        trial.need(found.shape == (2,) and (found.abs() < 1e-6).all(), "expected 0 and 0")
-    with trial.holds("nothing as large as (o,i) is made"):
-        trial.same(lambda g, a: _products(g, a)[:, 0], *case(1, 1, 100_000, 100_000))
-    return trial.card()
+        "`((g @ g.mT)*(a @ a.mT)).sum((1, 2)).sqrt()/g.shape[1]`"))

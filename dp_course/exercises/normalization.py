@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from .cards import Trial
+from .cards import Exercise
 from ..models import WSConv2d, four_a_group
 
 # %% ../../nbs/exercises/normalization.ipynb #86579510
@@ -38,41 +38,43 @@ class _AlmostGroupNorm(nn.GroupNorm):
 
 def _net(norm):
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        norm,
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(8*36, 4))
+        nn.Conv2d(3, 8, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(8*36, 4))
+
+
+def _says(*answers):
+    "A property: norm, whether it mixes, the diagnosis of another answer."
+    def says(trial):
+        x = torch.randn(5, 3, 6, 6, generator=trial.generator)
+        for make, mixes, why in answers:
+            norm = make()
+            got = trial(_net(norm), x)
+            trial.need(bool(got) is mixes, f"{type(norm).__name__}: got {got}, expected {mixes}",
+                       why, leaks=mixes)
+    return says
 
 # %% ../../nbs/exercises/normalization.ipynb #0c4e7018
-def check_mixes_rows(
-    your_function,  # `mixes_rows(model, x)`, bool
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a test that says whether a row of a model's output depends on other rows."
-    trial = Trial(your_function, "check_mixes_rows", seed, (
+check_mixes_rows = Exercise(
+    "check_mixes_rows", "`mixes_rows(model, x)`: does a row of a model's output depend on other "
+    "rows? True or False.",
+    properties={
+        "BatchNorm mixes, GroupNorm does not": _says(
+            (lambda: nn.BatchNorm2d(8), True, "a BatchNorm in training mode passed as harmless"),
+            (lambda: nn.GroupNorm(2, 8), False,
+             "the changed row itself moves, of course: leave it out of the comparison")),
+        "what a model does counts, not what its layers are called": _says(
+            (lambda: nn.BatchNorm2d(8).eval(), False, "in evaluation mode a BatchNorm asks nobody"),
+            (lambda: _AlmostGroupNorm(2, 8), True,
+             "its variance comes from the batch: run it and look")),
+        "any row, and any other": _says(*(
+            (partial(_From, row), True,
+             f"only row {row} reaches the others: change every row in turn")
+            for row in (0, 4, 2))),
+        "a model without any norm": _says((nn.Identity, False, "nothing mixes there"))},
+    hints=(
         "Run the model, change one row, run it again: has another row of the output moved?",
         "Every row must be changed in turn, and every other row be looked at.",
         "for row in range(len(x)): a clone with `changed[row] = 3*changed[row] + 1`; compare "
         "`model(changed)[others]` with `before[others]` by torch.allclose."))
-    x = torch.randn(5, 3, 6, 6, generator=trial.generator)
-
-    def need(norm, mixes, why):
-        got = trial(_net(norm), x)
-        trial.need(bool(got) is mixes, f"{type(norm).__name__}: got {got}, expected {mixes}", why)
-    with trial.holds("BatchNorm mixes, GroupNorm does not"):
-        need(nn.BatchNorm2d(8), True, "a BatchNorm in training mode passed as harmless")
-        why = "the changed row itself moves, of course: leave it out of the comparison"
-        need(nn.GroupNorm(2, 8), False, why)
-    with trial.holds("what a model does counts, not what its layers are called"):
-        need(nn.BatchNorm2d(8).eval(), False, "in evaluation mode a BatchNorm asks nobody")
-        need(_AlmostGroupNorm(2, 8), True, "its variance comes from the batch: run it and look")
-    with trial.holds("any row, and any other"):
-        for row in (0, 4, 2):
-            need(_From(row), True, f"only row {row} reaches the others: change every row in turn")
-    with trial.holds("a model without any norm"):
-        need(nn.Identity(), False, "nothing mixes there")
-    return trial.card()
 
 # %% ../../nbs/exercises/normalization.ipynb #16d901f8
 def _nested():
@@ -86,75 +88,80 @@ def _norms(model):
     return [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
 
 
-def _need_replaced(trial, model, groups):
-    "No BatchNorm, the right GroupNorms, all other weights as before."
-    new = trial(model)
-    trial.need(isinstance(new, nn.Module), f"got {type(new).__name__}, expected a model")
-    left = [m for m in new.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    trial.need(
-        not left,
-        f"{len(left)} BatchNorm layers are left",
-        "some are nested: recurse into children that are no BatchNorm")
-    got = [(m.num_groups, m.num_channels) for m in _norms(new)]
-    trial.need(
-        got == groups,
-        f"groups and channels {got}, expected {groups}",
-        "four channels a group: c // 4 groups, as `four_a_group(c)` makes them")
-    convolutions = zip(new.modules(), model.modules())
-    same = [torch.equal(a.weight, b.weight) for a, b in convolutions if isinstance(b, nn.Conv2d)]
-    trial.need(all(same), "a convolution has other weights", "copy the model, don't build it again")
+def _replaced(make, groups):
+    "A property: no BatchNorm, the right GroupNorms, all other weights as before."
+    def need(trial):
+        model = make()
+        new = trial(model)
+        trial.need(isinstance(new, nn.Module), f"got {type(new).__name__}, expected a model")
+        left = [m for m in new.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        trial.need(not left, f"{len(left)} BatchNorm layers are left",
+                   "some are nested: recurse into children that are no BatchNorm", leaks=True)
+        got = [(m.num_groups, m.num_channels) for m in _norms(new)]
+        trial.need(got == groups, f"groups and channels {got}, expected {groups}",
+                   "four channels a group: c // 4 groups, as `four_a_group(c)` makes them")
+        pairs = zip(new.modules(), model.modules())
+        same = [torch.equal(a.weight, b.weight) for a, b in pairs if isinstance(b, nn.Conv2d)]
+        trial.need(all(same), "a convolution has other weights",
+                   "copy the model, don't build it again")
+    return need
+
+
+def _untouched(trial):
+    trial(_nested())  # a blank stops here
+    model = _nested()
+    new = trial.attempt(model)
+    changed = len(_norms(model))
+    trial.need(changed == 0, f"{changed} layers of the original are GroupNorms now",
+               "the original has changed: copy.deepcopy first")
+    shared = set(new.parameters()) & set(model.parameters())
+    trial.need(not shared, f"{len(shared)} parameters belong to both models",
+               "the copy shares parameters: training it would train the original")
 
 # %% ../../nbs/exercises/normalization.ipynb #c7c78a19
-def check_without_batchnorm(
-    your_function,  # `without_batchnorm(model)`, a new model
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a copy of a model in which GroupNorms stand where BatchNorms stood."
-    trial = Trial(your_function, "check_without_batchnorm", seed, (
+check_without_batchnorm = Exercise(
+    "check_without_batchnorm", "`without_batchnorm(model)`: a copy of a model in which GroupNorms "
+    "stand where BatchNorms stood.",
+    properties={
+        "a flat model": _replaced(
+            lambda: nn.Sequential(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU()), [(3, 12)]),
+        "however deeply it is nested": _replaced(_nested, [(2, 8), (4, 16), (4, 16)]),
+        "a model without BatchNorm comes back as it is": _replaced(
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 3), four_a_group(8)), [(2, 8)]),
+        "the original stays, and shares nothing with the copy": _untouched},
+    hints=(
         "`model.named_children()` gives the direct children; `setattr(m, name, new)` replaces one.",
         "Recurse into children that are no BatchNorm; begin with copy.deepcopy(model).",
         "def replace(m): for name, child in m.named_children(): setattr(m, name, "
         "four_a_group(child.num_features)) or replace(child); return m"))
-    with trial.holds("a flat model"):
-        flat = nn.Sequential(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU())
-        _need_replaced(trial, flat, [(3, 12)])
-    with trial.holds("however deeply it is nested"):
-        _need_replaced(trial, _nested(), [(2, 8), (4, 16), (4, 16)])
-    with trial.holds("a model without BatchNorm comes back as it is"):
-        _need_replaced(trial, nn.Sequential(nn.Conv2d(3, 8, 3), four_a_group(8)), [(2, 8)])
-    with trial.holds("the original stays, and shares nothing with the copy"):
-        trial(_nested())  # a blank stops here
-        model = _nested()
-        new = trial.attempt(model)
-        changed = len(_norms(model))
-        why = "the original has changed: copy.deepcopy first"
-        trial.need(changed == 0, f"{changed} layers of the original are GroupNorms now", why)
-        shared = set(new.parameters()) & set(model.parameters())
-        why = "the copy shares parameters: training it would train the original"
-        trial.need(not shared, f"{len(shared)} parameters belong to both models", why)
-    return trial.card()
 
 # %% ../../nbs/exercises/normalization.ipynb #65893fad
 def _raw_case(trial, scale, mean=0., form="fan_in"):
     "A convolution and the three numbers of every filter, for a random gradient."
     conv = WSConv2d(4, 6, 3, form=form).double()
     shape = conv.weight.flatten(1).shape
-    draw = partial(torch.randn, generator=trial.generator, dtype=torch.float64)
-    conv.weight.data = .1*draw(shape).view(conv.weight.shape)
+    conv.weight.data = .1*trial.normal(*shape).view(conv.weight.shape)
     c = conv.centred()[0].detach()
-    g = draw(shape) + mean + scale*c/c.norm(dim=1, keepdim=True)
+    g = trial.normal(*shape) + mean + scale*c/c.norm(dim=1, keepdim=True)
     numbers = [(g*v).sum(1, keepdim=True) for v in (g, torch.ones_like(g), c)]
     truth, = torch.autograd.grad(conv.standardized(), conv.weight, g.view_as(conv.weight))
     return truth.flatten(1).norm(dim=1, keepdim=True), (conv, *numbers)
 
 
+def _raw_norm(*settings):
+    "A property: the formula agrees with autograd."
+    def same(trial):
+        for scale, *more in settings:
+            want, case = _raw_case(trial, scale, *more)
+            trial.same(lambda *_: want, *case, rtol=1e-6)
+    return same
+
+
 def _raw_square(conv, gg, g1, gc, mean=1., cross=2., last=1.):
     "The truth, or with another weight of one of its terms a slip."
     c, f, h = (t.detach() for t in conv.centred())
-    n = c.shape[1]
-    centred = f**2*(gg - mean*g1**2/n)
-    cc = c.square().sum(1, keepdim=True)
-    along = (cross*f*h - last*h**2*cc)*gc**2
+    centred = f**2*(gg - mean*g1**2/c.shape[1])
+    along = (cross*f*h - last*h**2*c.square().sum(1, keepdim=True))*gc**2
     return (centred - along).clamp(min=0)
 
 
@@ -162,41 +169,26 @@ def _raw_slip(**weights):
     return lambda *case: _raw_square(*case, **weights).sqrt()
 
 # %% ../../nbs/exercises/normalization.ipynb #f7b98ffd
-def check_raw_norms(
-    your_function,  # `raw_norms(conv, gg, g1, gc)`, (o,1)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the norm of the raw filters' gradient, from three numbers per filter."
-    trial = Trial(your_function, "check_raw_norms", seed, (
+check_raw_norms = Exercise(
+    "check_raw_norms", "`raw_norms(conv, gg, g1, gc)`: the (o,1) norms of the raw filters' "
+    "gradient, from three numbers per filter.",
+    properties={
+        "a random gradient": _raw_norm((1., .5)),
+        "gradients along the filter, and across it": _raw_norm((100.,), (0.,)),
+        "gradients with a large mean": _raw_norm((1., 30.)),
+        "the other two forms": _raw_norm((3., 1., "unit"), (3., 1., "report"))},
+    slips={
+        "the square is missing its root": _raw_square,
+        "the mean is still in it: |g - mean|^2 = gg - g1^2/n": _raw_slip(mean=0.),
+        "the cross term comes twice: -2 f h gc^2": _raw_slip(cross=1.),
+        "the last term is missing: + h^2 gc^2 |c|^2": _raw_slip(last=0.),
+        "that is as if the scale of the filter were constant: its derivative is missing":
+            _raw_slip(cross=0., last=0.)},
+    hints=(
         "Expand the square of f (g - mean) - h gc c; c, f, h = conv.centred().",
         "c is orthogonal to the constant direction, so <g - mean, c> = gc; "
         "|g - mean|^2 = gg - g1^2/n.",
-        "f^2 (gg - g1^2/n) - 2 f h gc^2 + h^2 gc^2 |c|^2, clamped at 0, and its root"), {
-            "the square is missing its root":
-                _raw_square,
-            "the mean is still in it: |g - mean|^2 = gg - g1^2/n":
-                _raw_slip(mean=0.),
-            "the cross term comes twice: -2 f h gc^2":
-                _raw_slip(cross=1.),
-            "the last term is missing: + h^2 gc^2 |c|^2":
-                _raw_slip(last=0.),
-            "that is as if the scale of the filter were constant: its derivative is missing":
-                _raw_slip(cross=0., last=0.)})
-
-    def same(*settings):
-        want, case = _raw_case(trial, *settings)
-        trial.same(lambda *_: want, *case, rtol=1e-6)
-    with trial.holds("a random gradient"):
-        same(1., .5)
-    with trial.holds("gradients along the filter, and across it"):
-        same(100., 0.)
-        same(0., 0.)
-    with trial.holds("gradients with a large mean"):
-        same(1., 30.)
-    with trial.holds("the other two forms"):
-        same(3., 1., "unit")
-        same(3., 1., "report")
-    return trial.card()
+        "f^2 (gg - g1^2/n) - 2 f h gc^2 + h^2 gc^2 |c|^2, clamped at 0, and its root"))
 
 # %% ../../nbs/exercises/normalization.ipynb #8856913e
 def _shaken(trial):
@@ -208,7 +200,7 @@ def _shaken(trial):
     first = conv(1, 8, 3, padding=1)
     net = nn.Sequential(first, four_a_group(8), nn.ReLU(), inner, nn.Conv2d(8, 4, 3)).double()
     for p in net.parameters():
-        p.data = torch.randn(p.shape, generator=trial.generator, dtype=torch.float64) + .3
+        p.data = trial.normal(*p.shape) + .3
     return net
 
 
@@ -221,44 +213,50 @@ def _need_filters(trial, new):
     for m in _standardized(new):
         rows = m.weight.detach().flatten(1)
         mean = rows.mean(1).abs().max().item()
-        trial.need(
-            mean < 1e-8,
-            f"a filter has mean {mean:.3g}",
-            "subtract each filter's own mean before its length is taken")
+        trial.need(mean < 1e-8, f"a filter has mean {mean:.3g}",
+                   "subtract each filter's own mean before its length is taken")
         lengths = rows.norm(dim=1)
-        trial.need(
-            (lengths - 1).abs().max() < 1e-5,
-            f"filters have lengths {lengths.min():.4g} to {lengths.max():.4g}",
-            "length 1 each: divide every row of weight.flatten(1) by its own norm")
+        trial.need((lengths - 1).abs().max() < 1e-5,
+                   f"filters have lengths {lengths.min():.4g} to {lengths.max():.4g}",
+                   "length 1 each: divide every row of weight.flatten(1) by its own norm")
+
+
+def _rest_stays(trial):
+    net = _shaken(trial)
+    new = trial(net)
+    free = {id(m.weight) for m in _standardized(new)}
+    for (name, p), old in zip(new.named_parameters(), net.parameters()):
+        trial.need(id(p) in free or torch.equal(p, old), f"{name} has changed",
+                   "only the weights of WSConv2d are free: their outputs ignore the scale")
+
+
+def _outputs_stay(trial):
+    net = _shaken(trial)
+    x = trial.normal(3, 1, 8, 8)
+    moved = (trial(net)(x) - net(x)).abs().max().item()
+    trial.need(moved < 1e-5, f"outputs moved by {moved:.3g}",
+               "signs and directions count: only the mean and the length may go")
+
+
+def _in_place(trial):
+    net = _shaken(trial)
+    trial(net)  # a blank stops here
+    same = deepcopy(net)
+    trial.need(trial.attempt(same) is same, "the answer is another object",
+               "change the model itself and return it")
+    _need_filters(trial, same)
 
 # %% ../../nbs/exercises/normalization.ipynb #a9b8761c
-def check_renormalize(
-    your_function,  # `renormalize(model)`, the same model
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a step after the noise that gives raw filters mean 0 and length 1."
-    trial = Trial(your_function, "check_renormalize", seed, (
+check_renormalize = Exercise(
+    "check_renormalize", "`renormalize(model)`: after the noise raw filters get mean 0 and "
+    "length 1, in the same model.",
+    properties={
+        "every standardized filter has mean 0 and length 1":
+            lambda trial: _need_filters(trial, trial(_shaken(trial))),
+        "everything else stays": _rest_stays,
+        "the outputs are what they were": _outputs_stay,
+        "in place": _in_place},
+    hints=(
         "Go through model.modules() and take those that are WSConv2d; work under torch.no_grad().",
         "`m.centred()[0]` has a centred filter in each row; F.normalize makes rows of length 1.",
         "`m.weight.copy_(F.normalize(m.centred()[0]).view_as(m.weight))`, then return the model"))
-    net = _shaken(trial)
-    x = torch.randn(3, 1, 8, 8, generator=trial.generator, dtype=torch.float64)
-    with trial.holds("every standardized filter has mean 0 and length 1"):
-        _need_filters(trial, trial(net))
-    with trial.holds("everything else stays"):
-        new = trial(net)
-        kept = {id(m.weight) for m in _standardized(new)}
-        for (name, p), old in zip(new.named_parameters(), net.parameters()):
-            trial.need(id(p) in kept or torch.equal(p, old), f"{name} has changed",
-                       "only the weights of WSConv2d are free: their outputs ignore the scale")
-    with trial.holds("the outputs are what they were"):
-        gap = (trial(net)(x) - net(x)).abs().max().item()
-        trial.need(gap < 1e-5, f"outputs moved by {gap:.3g}",
-                   "signs and directions count: only the mean and the length may go")
-    with trial.holds("in place"):
-        trial(net)  # a blank stops here
-        same = deepcopy(net)
-        trial.need(trial.attempt(same) is same, "the answer is another object",
-                   "change the model itself and return it")
-        _need_filters(trial, same)
-    return trial.card()

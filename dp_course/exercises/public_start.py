@@ -10,90 +10,83 @@ import math
 
 import torch
 
-from .cards import Trial
+from .cards import Exercise
 
 # %% ../../nbs/exercises/public_start.ipynb #491285c8
-def check_noise_length(
-    your_function,  # `noise_length(d, sigma, max_norm, batch_size)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the typical length of the noise in one averaged gradient."
-    def truth(d, sigma, max_norm, batch_size):
-        return sigma*max_norm*math.sqrt(d)/batch_size
-    trial = Trial(your_function, "check_noise_length", seed, (
+check_noise_length = Exercise(
+    "check_noise_length", "`noise_length(d, sigma, max_norm, batch_size)`: the typical length of "
+    "the noise in one averaged gradient.",
+    truth=lambda d, s, c, b: s*c*math.sqrt(d)/b,
+    properties={
+        "one parameter": [(1, 2., .5, 64)],
+        "a layer, a network": lambda trial: [
+            (d, trial.uniform(.5, 1.5), trial.uniform(.5, 1.5), 4096) for d in (2570, 1_867_562)],
+        "a batch of one": [(100, 1.5, .3, 1)]},
+    slips={
+        "lengths add up as squares: sqrt(d), not d": lambda d, s, c, b: s*c*d/b,
+        "that is the noise of one coordinate: there are d of them": lambda d, s, c, b: s*c/b,
+        "noise is added to the sum and divided by the whole batch, not by its root":
+            lambda d, s, c, b: s*c*math.sqrt(d/b),
+        "the std of the noise is sigma times the bound C": lambda d, s, c, b: s*math.sqrt(d)/b,
+        "the mean is wanted: divide by the batch": lambda d, s, c, b: s*c*math.sqrt(d)},
+    hints=(
         "Every one of the d coordinates of the sum gets noise of std sigma*C. How long is it?",
         "The squares add up: d coordinates give sqrt(d) times the std; then divide by the batch.",
-        "`sigma*max_norm*math.sqrt(d)/batch_size`"), {
-            "lengths add up as squares: sqrt(d), not d":
-                lambda d, s, c, b: s*c*d/b,
-            "that is the noise of one coordinate: there are d of them":
-                lambda d, s, c, b: s*c/b,
-            "noise is added to the sum and divided by the whole batch, not by its root":
-                lambda d, s, c, b: s*c*math.sqrt(d/b),
-            "the std of the noise is sigma times the bound C":
-                lambda d, s, c, b: s*math.sqrt(d)/b,
-            "the mean is wanted: divide by the batch":
-                lambda d, s, c, b: s*c*math.sqrt(d)})
-    g = trial.generator
-    with trial.holds("one parameter"):
-        trial.same(truth, 1, 2., .5, 64)
-    with trial.holds("a layer, a network"):
-        for d in (2570, 1_867_562):
-            sigma, bound = (float(torch.rand((), generator=g)) + .5 for _ in range(2))
-            trial.same(truth, d, sigma, bound, 4096)
-    with trial.holds("a batch of one"):
-        trial.same(truth, 100, 1.5, .3, 1)
-    return trial.card()
+        "`sigma*max_norm*math.sqrt(d)/batch_size`"))
 
 # %% ../../nbs/exercises/public_start.ipynb #c00377ca
-def check_centred(
-    your_function,  # `centred(private, public)`: (n,f), (m,f) features -> (n,f)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a centring that costs no budget and gives public features the mean square length f."
-    def truth(private, public):
-        spread = (public - public.mean(0)).square().sum(1).mean()
-        return (private - public.mean(0))*(public.shape[1]/spread).sqrt()
-    def own(private, public):
-        return truth(private, private)
-    trial = Trial(your_function, "check_centred", seed, (
+def _centred(x, z, mean=None, scale=None):
+    "Features x with the mean and the mean square length of z, or of other ones."
+    mean, scale = z if mean is None else mean, z if scale is None else scale
+    spread = (scale - mean.mean(0)).square().sum(1).mean()
+    return (x - mean.mean(0))*(x.shape[1]/spread).sqrt()
+
+
+def _row_by_row(x, z):
+    return (x - z.mean(0))*z.shape[1]**.5/(x - z.mean(0)).norm(dim=1, keepdim=True)
+
+
+def _features(trial, n, f):
+    return 3*trial.normal(n, f) + 1
+
+
+def _somebody_joins(trial):
+    private, public = _features(trial, 6, 8), _features(trial, 20, 8)
+    return [(private[:5], public), (private, public)]
+
+
+check_centred = Exercise(
+    "check_centred", "`centred(private, public)`: (n,f) private features, centred at no cost, so "
+    "that public ones (m,f) get the mean square length f.",
+    truth=_centred,
+    properties={
+        "a few features": lambda trial: [(_features(trial, 5, 4), _features(trial, 30, 4))],
+        "somebody joins: the others' rows stay": _somebody_joins,
+        "one feature": lambda trial: [(_features(trial, 4, 1), _features(trial, 9, 1))]},
+    slips={
+        "every row got a length of its own: the public ones decide for all": _row_by_row,
+        "centred, but the mean square length of public features is not f yet":
+            lambda x, z: x - z.mean(0)},
+    leaks={
+        "that is the private mean: it moves when somebody joins, and has to be bought":
+            lambda x, z: _centred(x, x),
+        "the mean is public, but the scale is private: it moves when somebody joins":
+            lambda x, z: _centred(x, z, scale=x),
+        "the scale is public, but the mean is private: it moves when somebody joins":
+            lambda x, z: (x - x.mean(0))*_centred(z, z)[0, 0]/(z - z.mean(0))[0, 0]},
+    hints=(
         "What may a row of the result depend on, if it is to cost nothing?",
         "On that row, and on public images: their mean, and their mean square length.",
         "`(private - public.mean(0))*(public.shape[1]/(public - public.mean(0)).square().sum(1)"
-        ".mean()).sqrt()`"), {
-            "that is the private mean: it moves when somebody joins, and has to be bought": own,
-            "the mean is public, but the scale is private: it moves when somebody joins":
-                lambda x, z: (x - z.mean(0))*(
-                    z.shape[1]/(x - z.mean(0)).square().sum(1).mean()).sqrt(),
-            "every row got a length of its own: the public ones decide for all":
-                lambda x, z: (x - z.mean(0))*z.shape[1]**.5/(
-                    x - z.mean(0)).norm(dim=1, keepdim=True),
-            "centred, but the mean square length of public features is not f yet":
-                lambda x, z: x - z.mean(0)})
-    g = trial.generator
-
-    def features(n, f):
-        return 3*torch.randn(n, f, dtype=torch.float64, generator=g) + 1
-    with trial.holds("a few features"):
-        trial.same(truth, features(5, 4), features(30, 4))
-    with trial.holds("somebody joins: the others' rows stay"):
-        private, public = features(6, 8), features(20, 8)
-        trial.same(truth, private[:5], public)
-        trial.same(truth, private, public)
-    with trial.holds("one feature"):
-        trial.same(truth, features(4, 1), features(9, 1))
-    return trial.card()
+        ".mean()).sqrt()`"))
 
 # %% ../../nbs/exercises/public_start.ipynb #851056bc
-def _two_searches(generator, seeds, fresh, first=.1):
+def _two_searches(trial, seeds, fresh, first=.1):
     "Accuracies of four rates: held out, where one wins and one is lucky; tested, a third wins."
     names = [first*4**i for i in range(4)]
-    winner, lucky, other, last = torch.randperm(4, generator=generator).tolist()
-
-    def drawn(k):
-        return {name: 70 + torch.randn(k, dtype=torch.float64, generator=generator)
-                for name in names}
-    held_out, tested = drawn(seeds), drawn(fresh)
+    winner, lucky, other, last = torch.randperm(4, generator=trial.generator).tolist()
+    held_out = {name: 70 + trial.normal(seeds) for name in names}
+    tested = {name: 70 + trial.normal(fresh) for name in names}
     held_out[names[winner]] += 6
     held_out[names[lucky]] -= 9
     held_out[names[lucky]][0] = 85.
@@ -102,81 +95,70 @@ def _two_searches(generator, seeds, fresh, first=.1):
     return held_out, tested
 
 
-def _reported(rate, found):
-    return rate, found.mean(), found.std()/len(found)**.5
+def _one_rate(trial):
+    held, tested = _two_searches(trial, 3, 4)
+    rate = next(iter(held))
+    return [({rate: held[rate]}, {rate: tested[rate]})]
 
 
-def _best(found, of):
-    "The rate whose accuracies are best, by mean or by maximum."
-    return max(found, key=lambda rate: of(found[rate]))
+def _reported(choose, report, of=torch.mean, correction=1, of_mean=True):
+    "The rate whose accuracies in `choose` are best, and mean and error of it in `report`."
+    rate = max(choose, key=lambda rate: of(choose[rate]))
+    found = report[rate]
+    return rate, found.mean(), found.std(correction=correction)/(len(found)**.5 if of_mean else 1)
 
 # %% ../../nbs/exercises/public_start.ipynb #724ac9eb
-def check_own_rate(
-    your_function,  # `own_rate(held_out, tested)`: dicts rate -> (seeds,) -> three numbers
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a choice on held-out images and what is then reported: rate, mean, standard error."
-    mean, most = torch.mean, torch.max
-
-    def truth(held, tested):
-        rate = _best(held, mean)
-        return _reported(rate, tested[rate])
-    trial = Trial(your_function, "check_own_rate", seed, (
+check_own_rate = Exercise(
+    "check_own_rate", "`own_rate(held_out, tested)`: dicts rate -> (seeds,) accuracies; the rate "
+    "that held-out images choose, and what is reported: mean, standard error.",
+    truth=_reported,
+    properties={
+        "four rates, three seeds each": lambda trial: [_two_searches(trial, 3, 3)],
+        "more seeds on the test set than on held-out images":
+            lambda trial: [_two_searches(trial, 3, 8, first=.01)],
+        "one rate was tried": _one_rate},
+    slips={
+        "the test set chose the rate: what it says then is too good": lambda h, t: _reported(t, t),
+        "these are the images that chose: the best of several tries is too good":
+            lambda h, t: _reported(h, h),
+        "one lucky seed chose: compare means over the seeds":
+            lambda h, t: _reported(h, t, torch.max),
+        "that is the spread of one run; the mean of k runs has 1/sqrt(k) of it":
+            lambda h, t: _reported(h, t, of_mean=False),
+        "the sample standard deviation divides by k - 1":
+            lambda h, t: _reported(h, t, correction=0)},
+    hints=(
         "Two questions to two sets: which rate? and: how good is it?",
         "The best mean of `held_out` says which; mean and standard error of `tested` how good.",
         "`rate = max(held_out, key=lambda r: held_out[r].mean())`; then `found = tested[rate]`, "
-        "`found.mean()` and `found.std()/len(found)**.5`"), {
-            "the test set chose the rate: what it says then is too good":
-                lambda h, t: _reported(_best(t, mean), t[_best(t, mean)]),
-            "these are the images that chose: the best of several tries is too good":
-                lambda h, t: _reported(_best(h, mean), h[_best(h, mean)]),
-            "one lucky seed chose: compare means over the seeds":
-                lambda h, t: _reported(_best(h, most), t[_best(h, most)]),
-            "that is the spread of one run; the mean of k runs has 1/sqrt(k) of it":
-                lambda h, t: (*truth(h, t)[:2], t[_best(h, mean)].std()),
-            "the sample standard deviation divides by k - 1":
-                lambda h, t: (*truth(h, t)[:2], t[_best(h, mean)].std(correction=0)
-                              / len(t[_best(h, mean)])**.5)})
-    g = trial.generator
-    with trial.holds("four rates, three seeds each"):
-        trial.same(truth, *_two_searches(g, 3, 3))
-    with trial.holds("more seeds on the test set than on held-out images"):
-        trial.same(truth, *_two_searches(g, 3, 8, first=.01))
-    with trial.holds("one rate was tried"):
-        held, tested = _two_searches(g, 3, 4)
-        rate = next(iter(held))
-        trial.same(truth, {rate: held[rate]}, {rate: tested[rate]})
-    return trial.card()
+        "`found.mean()` and `found.std()/len(found)**.5`"))
 
 # %% ../../nbs/exercises/public_start.ipynb #40e1e530
-def check_paired(
-    your_function,  # `paired(a, b)`: accuracies (k,), (k,) of the same seeds -> two numbers
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the mean difference of two ways to train, and its standard error."
-    def truth(a, b):
-        gap = a - b
-        return gap.mean(), gap.std()/len(gap)**.5
-    trial = Trial(your_function, "check_paired", seed, (
+def _paired(a, b, correction=1):
+    gap = a - b
+    return gap.mean(), gap.std(correction=correction)/len(gap)**.5
+
+
+def _pairs(k):
+    def drawn(trial):
+        common = 5*trial.normal(k) + 70
+        return [(common + trial.normal(k), common + trial.normal(k))]
+    return drawn
+
+
+check_paired = Exercise(
+    "check_paired", "`paired(a, b)`: mean difference of two ways to train, over the same seeds, "
+    "and its standard error.",
+    truth=_paired,
+    properties={"five seeds": _pairs(5), "many seeds": _pairs(40), "two seeds": _pairs(2)},
+    slips={
+        "that is the spread of one difference; a mean of k of them has 1/sqrt(k) of it":
+            lambda a, b: ((a - b).mean(), (a - b).std()),
+        "the pairs share their seed: take the spread of the differences":
+            lambda a, b: ((a - b).mean(), ((a.var() + b.var())/len(a)).sqrt()),
+        "b was to be subtracted from a": lambda a, b: _paired(b, a),
+        "the sample standard deviation divides by k - 1": lambda a, b: _paired(a, b, 0)},
+    hints=(
         "The same seed gave both numbers of a pair: look at the k differences.",
         "The standard error of a mean is the standard deviation divided by sqrt(k).",
-        "`gap = a - b; return gap.mean(), gap.std()/len(gap)**.5`"), {
-            "that is the spread of one difference; a mean of k of them has 1/sqrt(k) of it":
-                lambda a, b: ((a - b).mean(), (a - b).std()),
-            "the pairs share their seed: take the spread of the differences":
-                lambda a, b: ((a - b).mean(), ((a.var() + b.var())/len(a)).sqrt()),
-            "b was to be subtracted from a": lambda a, b: (truth(b, a)[0], truth(a, b)[1]),
-            "the sample standard deviation divides by k - 1":
-                lambda a, b: ((a - b).mean(), (a - b).std(correction=0)/len(a)**.5)})
-    g = trial.generator
-
-    def pairs(k):
-        common = 5*torch.randn(k, dtype=torch.float64, generator=g) + 70
-        return [common + torch.randn(k, dtype=torch.float64, generator=g) for _ in range(2)]
-    with trial.holds("five seeds"):
-        trial.same(truth, *pairs(5))
-    with trial.holds("many seeds"):
-        trial.same(truth, *pairs(40))
-    with trial.holds("two seeds"):
-        trial.same(truth, *pairs(2))
-    return trial.card()
+        "`gap = a - b; return gap.mean(), gap.std()/len(gap)**.5`"))

@@ -10,126 +10,113 @@ import statistics
 
 import torch
 
-from .cards import Trial
+from .cards import Exercise, below
 from ..privacy import RDPAccountant, epsilon
 
 # %% ../../nbs/exercises/resnet20.ipynb #c88f12bd
-def _made_up(generator, rows=3):
-    "A record of a run that never was; its rows understate eps."
-    def between(low, high):
-        return low + (high - low)*torch.rand((), generator=generator).item()
-    n, steps = 1000*int(between(2, 60)), 10*int(between(5, 40))
-    plan = dict(n=n, batch_size=float(int(n*between(.02, .2))), steps=steps, eps=3.,
-                sigma=between(1., 3.), delta=1e-5)
+def _made_up(trial, rows=3, crash=False):
+    "A record of a run that never was; its rows understate eps. Perhaps it was picked up once."
+    n, steps = 1000*trial.whole(2, 60), 10*trial.whole(5, 40)
+    plan = dict(n=n, batch_size=float(int(n*trial.uniform(.02, .2))), steps=steps, eps=3.,
+                sigma=trial.uniform(1., 3.), delta=1e-5)
     lines = [dict(kind="start", preset="made up", plan=plan)]
     for i in range(rows):
         step = steps*(i + 1)//rows
         lines.append(dict(kind="epoch", epoch=i + 1., step=step, eps=2.9*step/steps))
-    return [*lines, dict(kind="end", step=steps, eps_pld=2.9)]
-
-
-def _with_a_crash(record):
-    "The same record, picked up after its first row."
-    return [*record[:2], dict(kind="resume", step=record[1]["step"]), *record[2:]]
+    if crash:
+        lines.insert(2, dict(kind="resume", step=lines[1]["step"]))
+    return [*lines, dict(kind="end", step=steps, eps_pld=2.9)],
 
 # %% ../../nbs/exercises/resnet20.ipynb #5f216c1c
-def _eps_after(steps_of, accountant=None):
-    "A function of a record that charges `steps_of(line, plan)` steps for every row."
-    more = {} if accountant is None else dict(accountant=accountant)
+def _rows(record):
+    return [line for line in record if line["kind"] == "epoch"]
 
+
+def _eps_after(steps_of=lambda row, plan: row["step"], **accountant):
+    "A function of a record that charges `steps_of(row, plan)` steps for every row."
     def eps(record):
         plan = record[0]["plan"]
         return [epsilon(q=plan["batch_size"]/plan["n"], sigma=plan["sigma"], delta=plan["delta"],
-                        steps=steps_of(line, plan), **more)
-                for line in record if line["kind"] == "epoch"]
+                        steps=steps_of(row, plan), **accountant) for row in _rows(record)]
     return eps
 
 
+_of_the_plan = _eps_after(lambda row, plan: plan["steps"])
+
+
 def _straight(record):
-    whole = _eps_after(lambda line, plan: plan["steps"])(record)
-    rows = [line for line in record if line["kind"] == "epoch"]
-    return [eps*row["step"]/record[0]["plan"]["steps"] for eps, row in zip(whole, rows)]
+    whole = record[0]["plan"]["steps"]
+    return [eps*row["step"]/whole for eps, row in zip(_of_the_plan(record), _rows(record))]
 
 # %% ../../nbs/exercises/resnet20.ipynb #060c063d
-def check_eps_of_rows(
-    your_function,  # `eps_of_rows(record)`, a list
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge eps of every row of a record, computed from its plan."
-    truth = _eps_after(lambda line, plan: line["step"])
-    trial = Trial(your_function, "check_eps_of_rows", seed, (
+check_eps_of_rows = Exercise(
+    "check_eps_of_rows", "`eps_of_rows(record)`: eps of every row of a record, computed from its "
+    "plan, a list.",
+    truth=_eps_after(),
+    unsafe=below,
+    properties={
+        "a record of three epochs": lambda trial: [_made_up(trial)],
+        "other plans, more rows": lambda trial: [_made_up(trial, rows) for rows in (2, 5)],
+        "a run that was picked up after a crash": lambda trial: [_made_up(trial, crash=True)],
+        "a run that never finished an epoch": lambda trial: [_made_up(trial, 0)]},
+    slips={
+        "that is what the rows claim: compute it from the plan":
+            lambda record: [row["eps"] for row in _rows(record)],
+        "that is the straight line: eps grows like the root of the steps": _straight,
+        "the accountant counts steps, not epochs": _eps_after(lambda row, plan: int(row["epoch"])),
+        "every row gets the eps of the whole plan: charge only the steps up to the row":
+            _of_the_plan,
+        "that is RDP: it is larger than needed; leave the accountant at its default":
+            _eps_after(accountant=RDPAccountant)},
+    hints=(
         "The first line holds the plan; the rows are the lines whose kind is 'epoch'.",
         "The rate is q = batch_size/n, and the accountant wants the row's `step`.",
         "`[epsilon(q=plan['batch_size']/plan['n'], sigma=plan['sigma'], steps=row['step'], "
-        "delta=plan['delta']) for row in rows]`"), {
-            "that is what the rows claim: compute it from the plan":
-                lambda record: [line["eps"] for line in record if line["kind"] == "epoch"],
-            "that is the straight line: eps grows like the root of the steps": _straight,
-            "the accountant counts steps, not epochs":
-                _eps_after(lambda line, plan: int(line["epoch"])),
-            "every row gets the eps of the whole plan: charge only the steps up to the row":
-                _eps_after(lambda line, plan: plan["steps"]),
-            "that is RDP: it is larger than needed; leave the accountant at its default":
-                _eps_after(lambda line, plan: line["step"], RDPAccountant)})
-    with trial.holds("a record of three epochs"):
-        trial.same(truth, _made_up(trial.generator))
-    with trial.holds("other plans, more rows"):
-        for rows in (2, 5):
-            trial.same(truth, _made_up(trial.generator, rows))
-    with trial.holds("a run that was picked up after a crash"):
-        trial.same(truth, _with_a_crash(_made_up(trial.generator)))
-    with trial.holds("a run that never finished an epoch"):
-        trial.same(truth, _made_up(trial.generator, 0))
-    return trial.card()
+        "delta=plan['delta']) for row in rows]`"))
 
 # %% ../../nbs/exercises/resnet20.ipynb #15a6e82d
-def check_predict_seconds(
-    your_function,  # `predict_seconds(tried, steps, tests, test_seconds)`
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a prediction of the seconds of a run from a few of its steps."
-    def truth(tried, steps, tests, test_seconds):
-        return tried[0] + statistics.median(tried[1:])*(steps - 1) + tests*test_seconds
-    trial = Trial(your_function, "check_predict_seconds", seed, (
+def _seconds(tried, steps, tests, each):
+    return tried[0] + statistics.median(tried[1:])*(steps - 1) + tests*each
+
+
+def _timed(trial, count):
+    return [20.] + [trial.uniform(5., 6.) for _ in range(count)]
+
+
+check_predict_seconds = Exercise(
+    "check_predict_seconds", "`predict_seconds(tried, steps, tests, test_seconds)`: the seconds of "
+    "a run, from a few of its steps.",
+    truth=_seconds,
+    properties={
+        "three steps that were tried, 625 to run, 25 tests":
+            lambda trial: [(_timed(trial, 2), 625, 25, 9.)],
+        "one of the steps was disturbed": lambda trial: [([*_timed(trial, 4), 90.], 100, 5, 2.)],
+        "other runs": lambda trial: [(_timed(trial, 6), steps, 15, 4.) for steps in (1470, 650)],
+        "a run of one step": lambda trial: [(_timed(trial, 2), 1, 1, 3.)]},
+    slips={
+        "the first step is slow only once: leave it out of the typical one":
+            lambda tried, steps, tests, each: statistics.median(tried)*steps + tests*each,
+        "a mean believes the one step that was disturbed: take the median":
+            lambda tried, steps, tests, each:
+                tried[0] + statistics.mean(tried[1:])*(steps - 1) + tests*each,
+        "the tests take time too": lambda tried, steps, tests, each: _seconds(tried, steps, 0, 0),
+        "the first step is one of the steps: only steps - 1 are left":
+            lambda tried, steps, tests, each: _seconds(tried, steps + 1, tests, each),
+        "the first step was slow, and it happened: count it as it was":
+            lambda tried, steps, tests, each: statistics.median(tried[1:])*steps + tests*each,
+        "the mean of all, the slow first one among them, for every step":
+            lambda tried, steps, tests, each: statistics.mean(tried)*steps + tests*each},
+    hints=(
         "Three parts: the first step, all others, the tests.",
         "The first step happens once; the others, steps - 1 of them, take the median of tried[1:].",
-        "`tried[0] + statistics.median(tried[1:])*(steps - 1) + tests*test_seconds`"), {
-            "the first step is slow only once: leave it out of the typical one":
-                lambda tried, steps, tests, each:
-                    statistics.median(tried)*steps + tests*each,
-            "a mean believes the one step that was disturbed: take the median":
-                lambda tried, steps, tests, each:
-                    tried[0] + statistics.mean(tried[1:])*(steps - 1) + tests*each,
-            "the tests take time too":
-                lambda tried, steps, tests, each: truth(tried, steps, 0, each),
-            "the first step is one of the steps: only steps - 1 are left":
-                lambda tried, steps, tests, each: truth(tried, steps + 1, tests, each),
-            "the first step was slow, and it happened: count it as it was":
-                lambda tried, steps, tests, each:
-                    statistics.median(tried[1:])*steps + tests*each,
-            "the mean of all, the slow first one among them, for every step":
-                lambda tried, steps, tests, each: statistics.mean(tried)*steps + tests*each})
-
-    def seconds(count):
-        return [20.] + (5 + torch.rand(count, generator=trial.generator)).tolist()
-    with trial.holds("three steps that were tried, 625 to run, 25 tests"):
-        trial.same(truth, seconds(2), 625, 25, 9.)
-    with trial.holds("one of the steps was disturbed"):
-        trial.same(truth, [*seconds(4), 90.], 100, 5, 2.)
-    with trial.holds("other runs"):
-        for steps in (1470, 650):
-            trial.same(truth, seconds(6), steps, 15, 4.)
-    with trial.holds("a run of one step"):
-        trial.same(truth, seconds(2), 1, 1, 3.)
-    return trial.card()
+        "`tried[0] + statistics.median(tried[1:])*(steps - 1) + tests*test_seconds`"))
 
 # %% ../../nbs/exercises/resnet20.ipynb #d7fee4a5
 class _Method:
     "A method whose run with a seed is a number drawn once."
     def __init__(self, mean, std, generator):
         self.mean, self.std, self.generator = mean, std, generator
-        self.runs = {}
-        self.calls = 0
+        self.runs, self.calls = {}, 0
 
     def __call__(self, seed):
         self.calls += 1
@@ -139,60 +126,58 @@ class _Method:
         return self.runs[seed]
 
 
-def _verdict(trial, old, new):
-    "What the student says, after counting runs."
-    said = trial(lambda seed: old(seed), lambda seed: new(seed))
-    trial.need(said in ("better", "worse", "cannot tell"),
-               f"got {said!r}: say 'better', 'worse' or 'cannot tell'")
-    calls = old.calls + new.calls
-    trial.need(calls <= 24, f"{calls} runs were made", "24 runs in all: 12 of each")
-    return said
-
-# %% ../../nbs/exercises/resnet20.ipynb #6e9ca106
-def _why_alarmed(old, claims):
-    if len(old.runs) < 2:
-        why = "the same seed again is the same run" if old.calls > 1 else "one run has no spread"
-        return f"{why}: use other seeds"
-    if claims > 100:
-        return "two means always differ: by more than chance allows?"
-    return "your threshold is too low: chance alone passes it more than once in twenty"
-
-
 def _claims(trial, gap, times):
-    "How often a judge claims each thing, with the last method that it saw."
+    "(how often a judge says each thing, the last method that it saw); counts the runs."
     said = {"better": 0, "worse": 0, "cannot tell": 0}
     for _ in range(times):
         generator = trial.fresh_generator()
         mean, std = 50 + 40*torch.rand((), generator=generator).item(), .85
-        old = _Method(mean, std, generator)
-        said[_verdict(trial, old, _Method(mean + gap*std, std, generator))] += 1
+        old, new = _Method(mean, std, generator), _Method(mean + gap*std, std, generator)
+        word = trial(lambda seed: old(seed), lambda seed: new(seed))
+        trial.need(word in said, f"got {word!r}: say 'better', 'worse' or 'cannot tell'")
+        trial.need(old.calls + new.calls <= 24, f"{old.calls + new.calls} runs were made",
+                   "24 runs in all: 12 of each")
+        said[word] += 1
     return said, old
 
+# %% ../../nbs/exercises/resnet20.ipynb #6e9ca106
+def _few_alarms(trial):
+    said, old = _claims(trial, 0., 200)
+    claims = 200 - said["cannot tell"]
+    why = "your threshold is too low: chance alone passes it more than once in twenty"
+    if len(old.runs) < 2:
+        why = "the same seed again is the same run" if old.calls > 1 else "one run has no spread"
+        why = f"{why}: use other seeds"
+    elif claims > 100:
+        why = "two means always differ: by more than chance allows?"
+    trial.need(claims <= 26, f"{claims} claims of 200", why)
+
+
+def _notices_better(trial):
+    said, old = _claims(trial, 3., 50)
+    why = "so few runs notice little: you may make 24"
+    if len(old.runs) > 4:
+        why = "your threshold is too high: the error of a mean is the spread over the root of n"
+    trial.need(said["cannot tell"] <= 5, f"{said['cannot tell']} of 50 missed", why)
+    trial.need(said["better"] >= 45, f"{said['worse']} of 50 called worse",
+               "the wrong way round: `new` is the second")
+
+
+def _notices_worse(trial):
+    said, _ = _claims(trial, -3., 50)
+    trial.need(said["worse"] >= 45, f"{said['worse']} of 50 called worse",
+               "a change may also do harm")
+
 # %% ../../nbs/exercises/resnet20.ipynb #07a61298
-def check_compare(
-    your_function,  # `compare(old, new)`: 'better', 'worse' or 'cannot tell'
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a judge of two methods: false alarms, power, direction, and the runs that it takes."
-    trial = Trial(your_function, "check_compare", seed, (
+check_compare = Exercise(
+    "check_compare", "`compare(old, new)`: 'better', 'worse' or 'cannot tell', with few false "
+    "alarms, with power, and with at most 24 runs.",
+    properties={
+        "equal methods: a claim at most once in twenty times": _few_alarms,
+        "three standard deviations better: noticed": _notices_better,
+        "three standard deviations worse: noticed": _notices_worse},
+    hints=(
         "Run each method with 12 seeds. How far may their means differ by chance?",
         "Welch's t-test: `stats.ttest_ind(before, after, equal_var=False).pvalue`.",
         "'cannot tell' if the p-value is above .05; else 'better' if the mean of the new runs is "
         "larger than that of the old ones, and 'worse' if not."))
-    with trial.holds("equal methods: a claim at most once in twenty times"):
-        said, old = _claims(trial, 0., 200)
-        claims = 200 - said["cannot tell"]
-        trial.need(claims <= 26, f"{claims} claims of 200", _why_alarmed(old, claims))
-    with trial.holds("three standard deviations better: noticed"):
-        said, old = _claims(trial, 3., 50)
-        many = len(old.runs) > 4
-        why = ("your threshold is too high: the error of a mean is the spread over the root of n"
-               if many else "so few runs notice little: you may make 24")
-        trial.need(said["better"] + said["worse"] >= 45, f"{said['cannot tell']} of 50 missed", why)
-        trial.need(said["better"] >= 45, f"{said['worse']} of 50 called worse",
-                   "the wrong way round: `new` is the second")
-    with trial.holds("three standard deviations worse: noticed"):
-        said, _ = _claims(trial, -3., 50)
-        trial.need(said["worse"] >= 45, f"{said['worse']} of 50 called worse",
-                   "a change may also do harm")
-    return trial.card()

@@ -9,21 +9,30 @@ __all__ = ['check_row', 'check_best_of', 'check_search_cost']
 import math
 import statistics
 
-import torch
 from scipy import stats
 
-from .cards import Trial
+from .cards import Exercise, below
 from ..privacy import PrivacyPlan, RDPAccountant, epsilon
 
 # %% ../../nbs/exercises/results.ipynb #4db265ac
-def _runs(generator, seeds, finished=True, split="test"):
+def _runs(trial, seeds, finished=True, split="test"):
     "Made-up runs whose best epoch is never the last."
     found = []
     for seed in seeds:
-        rise = torch.linspace(50, 70, 6) + torch.rand(6, generator=generator)
-        accuracies = [*rise.tolist(), 68 + torch.rand((), generator=generator).item()]
+        accuracies = [50 + 4*i + trial.uniform(0, 1) for i in range(6)]
+        accuracies.append(68 + trial.uniform(0, 1))
         found.append(dict(seed=seed, finished=finished, split=split, accuracies=accuracies))
     return found
+
+
+def _with_copies(trial):
+    runs = _runs(trial, range(4))
+    return [(runs + runs[1:3],)]
+
+
+def _others_among_them(trial):
+    return [(_runs(trial, [7, 8], finished=False) + _runs(trial, range(3))
+             + _runs(trial, [5, 6], split="validation"),)]
 
 
 def _row(records, pick=lambda run: run["accuracies"][-1], std=statistics.stdev, copies=False,
@@ -36,134 +45,108 @@ def _row(records, pick=lambda run: run["accuracies"][-1], std=statistics.stdev, 
     values = list(kept.values())
     return statistics.mean(values), std(values) if len(values) > 1 else math.nan, len(values)
 
-# %% ../../nbs/exercises/results.ipynb #cae1a179
-_ROW_SLIPS = {
-    "that is the best epoch, chosen on the test set: take the last":
-        lambda runs: _row(runs, pick=lambda run: max(run["accuracies"])),
-    "the same seed twice is one run: count it once": lambda runs: _row(runs, copies=True),
-    "a run that was cut short is no result": lambda runs: _row(runs, unfinished=True),
-    "a validation split is not the test set": lambda runs: _row(runs, validation=True),
-    "that spread divides by n: the sample standard deviation divides by n - 1":
-        lambda runs: _row(runs, std=statistics.pstdev),
-    "that is the error of the mean: the spread of the runs was asked for":
-        lambda runs: _row(runs, std=lambda v: statistics.stdev(v)/len(v)**.5)}
 
-
-def _same_row(trial, *groups):
-    "Compare one answer; the spread of a single run is nan."
-    runs = [run for group in groups for run in group]
-    got, want = trial(runs), _row(runs)
-    trial.need(isinstance(got, (tuple, list)) and len(got) == 3, f"got {got!r}: pass three")
-    if not math.isnan(want[1]):
-        trial.same(_row, runs)
-        return
+def _single(trial):
+    "The spread of one run is nan, which is near nothing."
+    run, = _runs(trial, [3])
+    got, want = trial([run]), _row([run])
     trial.need(math.isnan(got[1]), f"the spread of one run is {got[1]}",
                "one run has no spread: nan")
-    near = abs(got[0] - want[0]) < 1e-4 and got[2] == 1
-    trial.need(near, f"got {got}, not {want}")
+    trial.need(abs(got[0] - want[0]) < 1e-4 and got[2] == 1, f"got {got}, not {want}")
 
 # %% ../../nbs/exercises/results.ipynb #b0a2909c
-def check_row(
-    your_function,  # `row(records)`: mean, std, number of runs
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a row of a table: last step, distinct, finished runs on the test set, sample spread."
-    trial = Trial(your_function, "check_row", seed, (
+check_row = Exercise(
+    "check_row", "`row(records)`: mean, sample spread and number of the runs that count in a "
+    "table: last step, distinct seeds, finished, on the test set.",
+    truth=_row,
+    properties={
+        "three runs": lambda trial: [(_runs(trial, range(3)),)],
+        "copies among them": _with_copies,
+        "runs that were cut short, and tuning runs": _others_among_them,
+        "a single run": _single},
+    slips={
+        "that is the best epoch, chosen on the test set: take the last":
+            lambda runs: _row(runs, pick=lambda run: max(run["accuracies"])),
+        "the same seed twice is one run: count it once": lambda runs: _row(runs, copies=True),
+        "a run that was cut short is no result": lambda runs: _row(runs, unfinished=True),
+        "a validation split is not the test set": lambda runs: _row(runs, validation=True),
+        "that spread divides by n: the sample standard deviation divides by n - 1":
+            lambda runs: _row(runs, std=statistics.pstdev),
+        "that is the error of the mean: the spread of the runs was asked for":
+            lambda runs: _row(runs, std=lambda v: statistics.stdev(v)/len(v)**.5)},
+    hints=(
         "Which runs count? Finished, on the test set, each seed once. And which epoch?",
         "Keep the last accuracy of each seed in a dict, then take mean and sample spread.",
         "`kept.setdefault(record['seed'], record['accuracies'][-1])` for those that count; then "
-        "`mean_std(kept.values())` and `len(kept)`."), _ROW_SLIPS)
-
-    generator = trial.generator
-    with trial.holds("three runs"):
-        _same_row(trial, _runs(generator, range(3)))
-    with trial.holds("copies among them"):
-        runs = _runs(generator, range(4))
-        _same_row(trial, runs, runs[1:3])
-    with trial.holds("runs that were cut short, and tuning runs"):
-        _same_row(trial, _runs(generator, [7, 8], finished=False), _runs(generator, range(3)),
-                  _runs(generator, [5, 6], split="validation"))
-    with trial.holds("a single run"):
-        _same_row(trial, _runs(generator, [3]))
-    return trial.card()
+        "`mean_std(kept.values())` and `len(kept)`."))
 
 # %% ../../nbs/exercises/results.ipynb #c31243a3
 def _best(k, std):
-    def weighted(x):
-        return k*x*stats.norm.cdf(x)**(k - 1)
-    return round(float(std*stats.norm.expect(weighted)), 12)  # 0, not 1e-17, for one seed
+    expected = stats.norm.expect(lambda x: k*x*stats.norm.cdf(x)**(k - 1))
+    return round(float(std*expected), 12)  # 0, not 1e-17, for one seed
 
 
-def check_best_of(
-    your_function,  # `best_of(k, std)`, in points
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge what reporting the best of k seeds adds, in expectation."
-    trial = Trial(your_function, "check_best_of", seed, (
+check_best_of = Exercise(
+    "check_best_of", "`best_of(k, std)`: what reporting the best of k seeds adds, in expectation, "
+    "in points.",
+    truth=_best,
+    rtol=1e-3,
+    zero=1e-6,
+    properties={
+        "two seeds and three": [(2, .85), (3, .85)],
+        "any spread": lambda trial: [(k, trial.uniform(.5, 1.5)) for k in (5, 10)],
+        "the best of 500": [(500, .85)],
+        "one seed gains nothing": [(1, .85)]},
+    slips={
+        "that is std times the root of 2 log k, which holds for huge k only":
+            lambda k, std: std*math.sqrt(2*math.log(k)),
+        "without the factor k that is no density": lambda k, std: _best(k, std)/k,
+        "that is the median of the largest: the mean was asked for":
+            lambda k, std: float(std*stats.norm.ppf(.5**(1/k))),
+        "for std = 1 only: the gain is proportional to the spread": lambda k, std: _best(k, 1.),
+        "that is the distance between best and worst": lambda k, std: 2*_best(k, std)},
+    hints=(
         "One seed gains nothing; two gain std/sqrt(pi).",
         "All k stay below x with probability cdf(x)**k; the derivative is the density of the "
         "largest, and its mean the integral of x times that: a sum over a fine grid.",
         "`x = np.linspace(-9, 9, 18_001)`, density `k*norm.cdf(x)**(k - 1)*norm.pdf(x)`, and "
-        "`std*np.trapezoid(x*density, x)`"), {
-            "that is std times the root of 2 log k, which holds for huge k only":
-                lambda k, std: std*math.sqrt(2*math.log(k)),
-            "without the factor k that is no density":
-                lambda k, std: _best(k, std)/k,
-            "that is the median of the largest: the mean was asked for":
-                lambda k, std: float(std*stats.norm.ppf(.5**(1/k))),
-            "for std = 1 only: the gain is proportional to the spread":
-                lambda k, std: _best(k, 1.),
-            "that is the distance between best and worst":
-                lambda k, std: 2*_best(k, std)})
-    with trial.holds("two seeds and three"):
-        trial.same(_best, 2, .85, rtol=1e-3)
-        trial.same(_best, 3, .85, rtol=1e-3)
-    with trial.holds("any spread"):
-        for k in (5, 10):
-            trial.same(_best, k, .5 + torch.rand((), generator=trial.generator).item(), rtol=1e-3)
-    with trial.holds("the best of 500"):
-        trial.same(_best, 500, .85, rtol=1e-3)
-    with trial.holds("one seed gains nothing"):
-        trial.same(lambda k, std: 0., 1, .85, zero=1e-6)
-    return trial.card()
+        "`std*np.trapezoid(x*density, x)`"))
 
 # %% ../../nbs/exercises/results.ipynb #f74bb1f2
-def _search(plan, tried):
-    return epsilon(q=plan.q, sigma=plan.sigma, steps=(tried + 1)*plan.steps, delta=plan.delta)
+def _search(plan, tried, **accountant):
+    return epsilon(q=plan.q, sigma=plan.sigma, steps=(tried + 1)*plan.steps, delta=plan.delta,
+                   **accountant)
 
 
-def check_search_cost(
-    your_function,  # `search_cost(plan, tried)`
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge eps of the final run and of all tuning runs together."
-    def one(plan):
-        return epsilon(q=plan.q, sigma=plan.sigma, steps=plan.steps, delta=plan.delta)
-    trial = Trial(your_function, "check_search_cost", seed, (
+def _other_plans(trial):
+    return [(PrivacyPlan(n=5000, batch_size=50 + 10*trial.whole(0, 9), steps=40, eps=2.,
+                         delta=1e-5), tried) for tried in (1, 4)]
+
+
+check_search_cost = Exercise(
+    "check_search_cost", "`search_cost(plan, tried)`: eps of the final run and of all tuning runs "
+    "together.",
+    truth=_search,
+    rtol=1e-4,
+    unsafe=below,
+    properties={
+        "the digits: 34 tuning runs": lambda trial: [
+            (PrivacyPlan(n=1437, batch_size=240, steps=72, eps=3., delta=1e-5), 34)],
+        "other plans": _other_plans,
+        "no search at all: the plan's own eps": lambda trial: [
+            (PrivacyPlan(n=2000, batch_size=100, steps=20, eps=1., delta=1e-5), 0)]},
+    slips={
+        "the final run is published too: tried + 1 runs":
+            lambda plan, tried: _search(plan, tried - 1) if tried else 0.,
+        "eps does not add up run by run: one accountant for all steps is cheaper":
+            lambda plan, tried: (tried + 1)*_search(plan, 0),
+        "not eps times the root of the number of runs: ask the accountant":
+            lambda plan, tried: (tried + 1)**.5*_search(plan, 0),
+        "that is one run: the tuning runs looked at the data too":
+            lambda plan, tried: _search(plan, 0),
+        "that is RDP: it is larger than needed; leave the accountant at its default":
+            lambda plan, tried: _search(plan, tried, accountant=RDPAccountant)},
+    hints=(
         "All steps of all runs go into one accountant.",
         "There are tried + 1 runs of plan.steps steps, all with the plan's q and sigma.",
-        "`epsilon(q=plan.q, sigma=plan.sigma, steps=(tried + 1)*plan.steps, delta=plan.delta)`"), {
-            "the final run is published too: tried + 1 runs":
-                lambda plan, tried: _search(plan, tried - 1) if tried else 0.,
-            "eps does not add up run by run: one accountant for all steps is cheaper":
-                lambda plan, tried: (tried + 1)*one(plan),
-            "not eps times the root of the number of runs: ask the accountant":
-                lambda plan, tried: (tried + 1)**.5*one(plan),
-            "that is one run: the tuning runs looked at the data too":
-                lambda plan, tried: one(plan),
-            "that is RDP: it is larger than needed; leave the accountant at its default":
-                lambda plan, tried: epsilon(q=plan.q, sigma=plan.sigma, delta=plan.delta,
-                                            steps=(tried + 1)*plan.steps,
-                                            accountant=RDPAccountant)})
-    with trial.holds("the digits: 34 tuning runs"):
-        plan = PrivacyPlan(n=1437, batch_size=240, steps=72, eps=3., delta=1e-5)
-        trial.same(_search, plan, 34, rtol=1e-4)
-    with trial.holds("other plans"):
-        for tried in (1, 4):
-            batch = 50 + 10*int(torch.randint(10, (), generator=trial.generator))
-            plan = PrivacyPlan(n=5000, batch_size=batch, steps=40, eps=2., delta=1e-5)
-            trial.same(_search, plan, tried, rtol=1e-4)
-    with trial.holds("no search at all: the plan's own eps"):
-        plan = PrivacyPlan(n=2000, batch_size=100, steps=20, eps=1., delta=1e-5)
-        trial.same(_search, plan, 0, rtol=1e-4)
-    return trial.card()
+        "`epsilon(q=plan.q, sigma=plan.sigma, steps=(tried + 1)*plan.steps, delta=plan.delta)`"))

@@ -11,81 +11,65 @@ import math
 from copy import deepcopy
 
 import numpy as np
-import torch
 from scipy import optimize, stats
 
-from .cards import Trial
+from .cards import Exercise, below
 from ..privacy import PLDAccountant, RDPAccountant
-
-# %% ../../nbs/exercises/rooms.ipynb #e3ea1419
-def _between(trial, low, high):
-    "A number drawn between two bounds."
-    return low + (high - low)*torch.rand((), generator=trial.generator).item()
-
-
-def _whole(trial, low, high):
-    "A whole number from `low` to `high`, both included."
-    return int(torch.randint(low, high + 1, (), generator=trial.generator))
 
 # %% ../../nbs/exercises/rooms.ipynb #4efc799d
 def _cheapest(bounds, sizes, sigma):
     root = np.sqrt(sizes)
-    whole = (bounds*root).sum()
-    return sigma*np.sqrt(whole*bounds/root)
+    return sigma*np.sqrt((bounds*root).sum()*bounds/root)
 
 
-_NOISE_SLIPS = {
-    "the same for all tensors is covered, and dear: a large tensor wants less noise, a small one "
-    "more": lambda c, d, s: s*np.linalg.norm(c) + 0*c,
-    "in proportion to the bounds, whatever the sizes: each of the d_l numbers costs, so a large "
-    "tensor wants less": lambda c, d, s: s*math.sqrt(len(c))*c,
-    "you left the sizes out: that is the least sum of s_l^2, and tensor l has d_l such numbers":
-        lambda c, d, s: _cheapest(c, np.ones(len(c)), s),
-    "the square is in proportion to c_l/sqrt(d_l): you took c_l/d_l":
-        lambda c, d, s: s*np.sqrt(c/d*(c*d).sum()),
-}
+def _tensors(trial, count=4, still=None):
+    "Bounds, sizes and sigma; perhaps one tensor that nobody moves."
+    bounds = np.array([trial.uniform(.1, 1.1) for _ in range(count)])
+    sizes = np.array([round(10**trial.uniform(1., 5.)) for _ in range(count)], float)
+    if still is not None:
+        bounds[still] = 0.
+    return bounds, sizes, trial.uniform(.6, 3.)
 
 
-def _need_covered(trial, bounds, sizes, sigma):
+def _covered(trial):
     "The multiplier of the whole step is the plan's."
-    stds = np.broadcast_to(np.asarray(trial(bounds, sizes, sigma), float), bounds.shape)
-    real = 1/np.linalg.norm(bounds/stds)
-    numbers = f"the step has multiplier {real:.4g}, the plan says {sigma:.4g}"
-    trial.need(real >= sigma*(1 - 1e-6), numbers, "each tensor alone may be covered, all together "
-               "are not: the squares of c_l/s_l add up, to 1/sigma^2 at most")
-    trial.need(real <= sigma*(1 + 1e-6), numbers, "more noise than the plan pays for: the squares "
-               "of c_l/s_l may add up to 1/sigma^2, exactly")
+    for count in (1, 2, 6):
+        bounds, sizes, sigma = _tensors(trial, count)
+        stds = np.broadcast_to(np.asarray(trial(bounds, sizes, sigma), float), bounds.shape)
+        real = 1/np.linalg.norm(bounds/stds)
+        numbers = f"the step has multiplier {real:.4g}, the plan says {sigma:.4g}"
+        trial.need(real >= sigma*(1 - 1e-6), numbers, "each tensor alone may be covered, all "
+                   "together are not: the squares of c_l/s_l add up, to 1/sigma^2 at most", True)
+        trial.need(real <= sigma*(1 + 1e-6), numbers, "more noise than the plan pays for: the "
+                   "squares of c_l/s_l may add up to 1/sigma^2, exactly")
 
 # %% ../../nbs/exercises/rooms.ipynb #436ef8ab
-def check_cheapest_noise(
-    your_function,  # `cheapest_noise(bounds, sizes, sigma)`, an array (l,)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the noise of each tensor: covered, and no longer in all than it must be."
-    trial = Trial(your_function, "check_cheapest_noise", seed, (
+check_cheapest_noise = Exercise(
+    "check_cheapest_noise", "`cheapest_noise(bounds, sizes, sigma)`: the noise of each tensor, "
+    "covered, and no longer in all than it must be, an array (l,).",
+    truth=_cheapest,
+    properties={
+        "the step has the plan's noise multiplier": _covered,
+        "tensors that are alike": [(np.full(3, .5), np.full(3, 64.), 1.5)],
+        "no noise that covers the step is shorter":
+            lambda trial: [_tensors(trial) for _ in range(3)],
+        "a tensor that nobody moves gets no noise": lambda trial: [_tensors(trial, still=2)]},
+    slips={
+        "the same for all tensors is covered, and dear: a large tensor wants less noise, a small "
+        "one more": lambda c, d, s: s*np.linalg.norm(c) + 0*c,
+        "in proportion to the bounds, whatever the sizes: each of the d_l numbers costs, so a "
+        "large tensor wants less": lambda c, d, s: s*math.sqrt(len(c))*c,
+        "you left the sizes out: that is the least sum of s_l^2, and tensor l has d_l such numbers":
+            lambda c, d, s: _cheapest(c, np.ones(len(c)), s),
+        "the square is in proportion to c_l/sqrt(d_l): you took c_l/d_l":
+            lambda c, d, s: s*np.sqrt(c/d*(c*d).sum())},
+    hints=(
         "Two things: the squares of bounds/stds add up to 1/sigma^2, and (sizes*stds**2).sum() is "
         "as small as that allows. Try two tensors first.",
         "Lagrange: the derivatives of d_l s_l^2 and of c_l^2/s_l^2 are in proportion, so s_l^4 is "
         "in proportion to c_l^2/d_l. The first condition fixes the factor.",
         "`shape = np.sqrt(bounds/np.sqrt(sizes))`, then `sigma*np.sqrt((bounds*np.sqrt(sizes))"
-        ".sum())*shape`"), _NOISE_SLIPS)
-
-    def case(l=4):
-        numbers = torch.rand(2, l, dtype=torch.float64, generator=trial.generator).numpy()
-        return .1 + numbers[0], np.round(10**(1 + 4*numbers[1])), _between(trial, .6, 3.)
-    with trial.holds("the step has the plan's noise multiplier"):
-        for l in (1, 2, 6):
-            _need_covered(trial, *case(l))
-    with trial.holds("tensors that are alike"):
-        trial.same(_cheapest, np.full(3, .5), np.full(3, 64.), 1.5)
-    with trial.holds("no noise that covers the step is shorter"):
-        for _ in range(3):
-            trial.same(_cheapest, *case())
-    with trial.holds("a tensor that nobody moves gets no noise"):
-        bounds, sizes, sigma = case()
-        bounds[2] = 0.
-        trial.same(_cheapest, bounds, sizes, sigma)
-    return trial.card()
+        ".sum())*shape`"))
 
 # %% ../../nbs/exercises/rooms.ipynb #ae4cf9d0
 def _placed(share):
@@ -106,153 +90,145 @@ def _placed(share):
 
 _on_grid = _placed(lambda p, q, loss, low, high: (1 - q/p*np.exp(low))/-np.expm1(low - high))
 
-_GRID_SLIPS = {
-    "rounded down, delta is under-reported: what is called private need not be":
-        _placed(lambda p, q, loss, low, high: loss >= high - 1e-12),
-    "rounded up it is safe, but Q's total is wrong: split each output between both ends":
-        _placed(lambda p, q, loss, low, high: loss > low + 1e-12),
-    "rounded to the nearest point, it is safe for some eps and not for others":
-        _placed(lambda p, q, loss, low, high: loss > (low + high)/2),
-    "split by the distance to both ends, the mean loss stays; it is Q's total that must stay":
-        _placed(lambda p, q, loss, low, high: (loss - low)/(high - low)),
-    "the loss is log(p/q), of P against Q: you have them the wrong way round":
-        lambda p, q, grid: _on_grid(q, p, grid),
-}
-
 # %% ../../nbs/exercises/rooms.ipynb #de3f3f24
-def _outputs(generator, n=12):
+_EVEN = np.arange(-6, 6.01, .5)
+
+
+def _outputs(trial, n=12):
     "Two distributions over n outputs, with losses of 1 or so."
-    p = torch.rand(n, dtype=torch.float64, generator=generator) + .05
-    q = p*torch.exp(torch.randn(n, dtype=torch.float64, generator=generator)*.7)
-    return (p/p.sum()).numpy(), (q/q.sum()).numpy()
+    p = np.array([trial.uniform(.05, 1.05) for _ in range(n)])
+    q = p*np.exp(.7*trial.normal(n).numpy())
+    return p/p.sum(), q/q.sum()
 
 
-def _need_totals(trial, p, q, grid):
-    "P's and Q's masses are all there."
-    masses = np.asarray(trial(p, q, grid), float)
-    trial.need(masses.shape == grid.shape, f"got the shape {masses.shape}, expected {grid.shape}",
+def _totals(trial):
+    "P's and Q's masses are all there, and no delta is below the truth."
+    p, q = _outputs(trial)
+    masses = np.asarray(trial(p, q, _EVEN), float)
+    trial.need(masses.shape == _EVEN.shape, f"got the shape {masses.shape}, expected {_EVEN.shape}",
                "a mass for every point of the grid")
-    numbers = (f"the masses add up to {masses.sum():.6g}, times e^(-grid) to "
-               f"{(masses*np.exp(-grid)).sum():.6g}")
+    under_q = (masses*np.exp(-_EVEN)).sum()
+    numbers = f"the masses add up to {masses.sum():.6g}, times e^(-grid) to {under_q:.6g}"
     trial.need(abs(masses.sum() - 1) < 1e-9, numbers, "every output has a place: P's total is 1")
     for eps in np.linspace(0, 2, 41):
-        delta = (masses*np.maximum(-np.expm1(np.minimum(eps - grid, 0)), 0)).sum()
+        delta = (masses*np.maximum(-np.expm1(np.minimum(eps - _EVEN, 0)), 0)).sum()
         true = np.maximum(p - math.exp(eps)*q, 0).sum()
         trial.need(delta > true - 1e-12, f"at eps={eps:.2f} delta is {delta:.5g}, in truth "
                    f"{true:.5g}", "delta is under-reported: losses may not be rounded down, nor be "
-                   "those of Q against P")
-    trial.need(abs((masses*np.exp(-grid)).sum() - 1) < 1e-9, numbers, "Q's total is 1, too: a mass "
+                   "those of Q against P", leaks=True)
+    trial.need(abs(under_q - 1) < 1e-9, numbers, "Q's total is 1, too: a mass "
                "m at the loss l is m e^(-l) under Q, so split each output between both ends")
 
+
+def _only_one_has_it(trial):
+    p, q = _outputs(trial)
+    p[3], q[5] = 0., 0.
+    p, q = p/p.sum(), q/q.sum()
+    total = np.asarray(trial(p, q, _EVEN), float).sum()
+    trial.need(abs(total - 1 + p[5]) < 1e-9, f"the masses add up to {total:.6g}, "
+               f"without the output that only P has it is {1 - p[5]:.6g}",
+               "q = 0: the loss is infinite, and such an output has no place here; nor has "
+               "one with p = 0")
+    return [(p, q, _EVEN)]
+
 # %% ../../nbs/exercises/rooms.ipynb #70408c6f
-def check_on_grid(
-    your_function,  # `on_grid(p, q, grid)`, masses (points,)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge how privacy losses are put on a grid: safely, and with both totals."
-    trial = Trial(your_function, "check_on_grid", seed, (
+check_on_grid = Exercise(
+    "check_on_grid", "`on_grid(p, q, grid)`: how privacy losses are put on a grid, safely, and "
+    "with both totals, masses (points,).",
+    truth=_on_grid,
+    rtol=1e-6,
+    properties={
+        "losses on grid points stay there":
+            [(np.array([.8, .2]), np.array([.2, .8]), math.log(4)*np.arange(-2., 3))],
+        "the masses, on grids of two widths": lambda trial: [
+            (*_outputs(trial), _EVEN), (*_outputs(trial, 40), np.linspace(-7, 7, 30))],
+        "delta is never below the truth, and both totals stay": _totals,
+        "an output that only P has, and one that only Q has": _only_one_has_it},
+    slips={
+        "rounded up it is safe, but Q's total is wrong: split each output between both ends":
+            _placed(lambda p, q, loss, low, high: loss > low + 1e-12),
+        "split by the distance to both ends, the mean loss stays; it is Q's total that must stay":
+            _placed(lambda p, q, loss, low, high: (loss - low)/(high - low)),
+        "the loss is log(p/q), of P against Q: you have them the wrong way round":
+            lambda p, q, grid: _on_grid(q, p, grid)},
+    leaks={
+        "rounded down, delta is under-reported: what is called private need not be":
+            _placed(lambda p, q, loss, low, high: loss >= high - 1e-12),
+        "rounded to the nearest point, it is safe for some eps and not for others":
+            _placed(lambda p, q, loss, low, high: loss > (low + high)/2)},
+    hints=(
         "An output with probability p and q lies between the points low and high. Its two shares "
         "keep p, and q: left + right = p, left e^(-low) + right e^(-high) = q.",
         "Solve for right, as in the formula above; np.searchsorted(grid, loss, 'right') - 1 is the "
         "cell, at most len(grid) - 2; outputs with p = 0 or q = 0 have no place on the grid.",
         "`right = (p - q*np.exp(low))/-np.expm1(low - high)`, then `np.add.at(masses, cell, p - "
-        "right)` and `np.add.at(masses, cell + 1, right)`, since two outputs may share a cell."),
-        _GRID_SLIPS)
-    with trial.holds("losses on grid points stay there"):
-        trial.same(_on_grid, np.array([.8, .2]), np.array([.2, .8]), math.log(4)*np.arange(-2., 3))
-    p, q = _outputs(trial.generator)
-    even = np.arange(-6, 6.01, .5)
-    with trial.holds("the masses, on grids of two widths"):
-        trial.same(_on_grid, p, q, even, rtol=1e-6)
-        trial.same(_on_grid, *_outputs(trial.generator, 40), np.linspace(-7, 7, 30), rtol=1e-6)
-    with trial.holds("delta is never below the truth, and both totals stay"):
-        _need_totals(trial, p, q, even)
-    with trial.holds("an output that only P has, and one that only Q has"):
-        p, q = _outputs(trial.generator)
-        p[3], q[5] = 0., 0.
-        p, q = p/p.sum(), q/q.sum()
-        got = np.asarray(trial(p, q, even), float)
-        trial.need(abs(got.sum() - 1 + p[5]) < 1e-9, f"the masses add up to {got.sum():.6g}, "
-                   f"without the output that only P has it is {1 - p[5]:.6g}",
-                   "q = 0: the loss is infinite, and such an output has no place here; nor has "
-                   "one with p = 0")
-        trial.same(_on_grid, p, q, even, rtol=1e-6)
-    return trial.card()
+        "right)` and `np.add.at(masses, cell + 1, right)`, since two outputs may share a cell."))
 
 # %% ../../nbs/exercises/rooms.ipynb #36e15eca
-def check_noises_in(
-    your_function,  # `noises_in(moves, std)`, a whole number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a count of independent noises in the moves of weights that nothing else moves."
-    def truth(moves, std):
-        return round((moves.square().mean()/std**2).item())
+def _noises(trial, *counts, std=None):
+    "Moves of weights by so many noises each, and the noise's standard deviation."
+    cases = []
+    for count in counts:
+        one = trial.uniform(.5, 2.) if std is None else std
+        cases.append((one*trial.normal(count, 4, 5000).sum(0), one))
+    return cases
 
-    trial = Trial(your_function, "check_noises_in", seed, (
+
+check_noises_in = Exercise(
+    "check_noises_in", "`noises_in(moves, std)`: how many independent noises are in the moves of "
+    "weights that nothing else moves, a whole number.",
+    truth=lambda moves, std: round((moves.square().mean()/std**2).item()),
+    properties={
+        "two noises": lambda trial: _noises(trial, 2, std=1.),
+        "one, and up to five": lambda trial: _noises(trial, 1, 3, 4, 5),
+        "quiet ones": lambda trial: _noises(trial, 2, std=1e-4),
+        "none at all": lambda trial: _noises(trial, 0, std=1.)},
+    slips={
+        "standard deviations don't add up, variances do: two noises are 1.4 times as loud":
+            lambda moves, std: round((moves.std()/std).item()),
+        "nearly: the number of noises is a whole one":
+            lambda moves, std: (moves.var()/std**2).item(),
+        "the variance of one noise is std^2": lambda moves, std: round((moves.var()/std).item()),
+        "the mean of noise is 0, however many there are: ask for its spread":
+            lambda moves, std: round((moves.mean()/std).abs().item())},
+    hints=(
         "Independent noises add up. What of them adds up: the standard deviations, the variances?",
         "The variance of the moves over that of one noise is the number of noises, nearly.",
-        "`round((moves.var()/std**2).item())`"), {
-            "standard deviations don't add up, variances do: two noises are 1.4 times as loud":
-                lambda moves, std: round((moves.std()/std).item()),
-            "nearly: the number of noises is a whole one":
-                lambda moves, std: (moves.var()/std**2).item(),
-            "the variance of one noise is std^2":
-                lambda moves, std: round((moves.var()/std).item()),
-            "the mean of noise is 0, however many there are: ask for its spread":
-                lambda moves, std: round((moves.mean()/std).abs().item())})
-
-    def same(count, std):
-        draws = torch.randn(count, 4, 5000, dtype=torch.float64, generator=trial.generator)
-        trial.same(truth, std*draws.sum(0), std)
-    with trial.holds("two noises"):
-        same(2, 1.)
-    with trial.holds("one, and up to five"):
-        for count in (1, 3, 4, 5):
-            same(count, _between(trial, .5, 2.))
-    with trial.holds("quiet ones"):
-        same(2, 1e-4)
-    with trial.holds("none at all"):
-        same(0, 1.)
-    return trial.card()
+        "`round((moves.var()/std**2).item())`"))
 
 # %% ../../nbs/exercises/rooms.ipynb #29ce2c6a
-def check_parts_of_noise(
-    your_function,  # `parts_of_noise(sigma, world, curious)`: (each part's multiplier, the sum's)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge noise that is added in parts, and stays large enough if some parts are known."
-    def split(sigma, hidden, world):
-        part = sigma/math.sqrt(hidden)
-        return part, part*math.sqrt(world)
+def _split(sigma, world, curious):
+    part = sigma/math.sqrt(world - curious)
+    return part, part*math.sqrt(world)
 
-    def truth(sigma, world, curious):
-        return split(sigma, world - curious, world)
 
-    trial = Trial(your_function, "check_parts_of_noise", seed, (
+check_parts_of_noise = Exercise(
+    "check_parts_of_noise", "`parts_of_noise(sigma, world, curious)`: (each part's multiplier, the "
+    "sum's) of noise that stays large enough if some parts are known.",
+    truth=_split,
+    unsafe=below,
+    properties={
+        "four processes, one of them curious": [(2., 4, 1)],
+        "any number of them": lambda trial: [
+            (trial.uniform(.5, 4.), world, trial.whole(1, world - 1)) for world in (3, 8, 20)],
+        "nobody is curious": lambda trial: [(trial.uniform(.5, 4.), 5, 0)],
+        "a process alone": lambda trial: [(trial.uniform(.5, 4.), 1, 0)]},
+    slips={
+        "nobody's noise may be missing then: the honest parts alone must have sigma":
+            lambda s, world, curious: _split(s, world, 0),
+        "variances add up, not standard deviations: divide by a root":
+            lambda s, world, curious: (s/(world - curious), s*world/(world - curious)),
+        "a whole noise from each is safe, and dearer than it must be":
+            lambda s, world, curious: (s, s*math.sqrt(world)),
+        "the sum is louder than sigma: all the parts are in it":
+            lambda s, world, curious: (_split(s, world, curious)[0], s),
+        "the other way round: it is the noise of the honest ones that is left":
+            lambda s, world, curious: _split(s, world, world - max(1, curious))},
+    hints=(
         "Variances add up. Whose noise is left when the curious ones have subtracted theirs?",
         "The world - curious honest parts must have sigma together: that fixes a part. Then add "
         "up all the parts.",
-        "`part = sigma/math.sqrt(world - curious)`, and `part*math.sqrt(world)`"), {
-            "nobody's noise may be missing then: the honest parts alone must have sigma":
-                lambda s, world, curious: split(s, world, world),
-            "variances add up, not standard deviations: divide by a root":
-                lambda s, world, curious: (s/(world - curious), s*world/(world - curious)),
-            "a whole noise from each is safe, and dearer than it must be":
-                lambda s, world, curious: (s, s*math.sqrt(world)),
-            "the sum is louder than sigma: all the parts are in it":
-                lambda s, world, curious: (split(s, world - curious, world)[0], s),
-            "the other way round: it is the noise of the honest ones that is left":
-                lambda s, world, curious: split(s, max(1, curious), world)})
-    with trial.holds("four processes, one of them curious"):
-        trial.same(truth, 2., 4, 1)
-    with trial.holds("any number of them"):
-        for world in (3, 8, 20):
-            trial.same(truth, _between(trial, .5, 4.), world, _whole(trial, 1, world - 1))
-    with trial.holds("nobody is curious"):
-        trial.same(truth, _between(trial, .5, 4.), 5, 0)
-    with trial.holds("a process alone"):
-        trial.same(truth, _between(trial, .5, 4.), 1, 0)
-    return trial.card()
+        "`part = sigma/math.sqrt(world - curious)`, and `part*math.sqrt(world)`"))
 
 # %% ../../nbs/exercises/rooms.ipynb #415cbbe0
 def _mixture_delta(chances, sigma, eps):
@@ -270,13 +246,10 @@ def _mixture_delta(chances, sigma, eps):
     return float((chances*tails).sum() - math.exp(eps)*tails[0])
 
 
-def _times(world, rate):
-    "Probability that she is drawn k = 0, 1, 2 ... times."
-    return stats.binom.pmf(np.arange(world + 1), world, rate)
-
-
-def _apart(q, sigma, eps, world):
-    return _mixture_delta(_times(world, q/world), sigma, eps)
+def _apart(q, sigma, eps, world, rate=lambda q, world: q/world):
+    "She is drawn k = 0, 1, 2 ... times, with the binomial probability."
+    chances = stats.binom.pmf(np.arange(world + 1), world, rate(q, world))
+    return _mixture_delta(chances, sigma, eps)
 
 
 def _all_or_nothing(q, sigma, eps, world):
@@ -285,154 +258,140 @@ def _all_or_nothing(q, sigma, eps, world):
     return _mixture_delta(chances, sigma, eps)
 
 
-_APART_SLIPS = {
-    "that is one process that draws everybody at rate q: here she may be drawn several times":
-        lambda q, sigma, eps, world: _apart(q, sigma, eps, 1),
-    "so everybody who is drawn counts `world` times: most are drawn by one process only":
-        _all_or_nothing,
-    "each process alone, added up: what is published is one sum, with one noise":
-        lambda q, sigma, eps, world: world*_apart(q/world, sigma, eps, 1),
-    "each process draws at rate q/world, so that together they expect what one expected":
-        lambda q, sigma, eps, world: _mixture_delta(_times(world, q), sigma, eps),
-}
+def _steps(trial, *cases):
+    return [(trial.uniform(.05, .4), trial.uniform(.8, 2.), eps, world) for eps, world in cases]
 
 # %% ../../nbs/exercises/rooms.ipynb #56f1575a
-def check_delta_apart(
-    your_function,  # `delta_apart(q, sigma, eps, world)`
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge delta of one step whose batch is drawn by several processes, each by itself."
-    trial = Trial(your_function, "check_delta_apart", seed, (
+check_delta_apart = Exercise(
+    "check_delta_apart", "`delta_apart(q, sigma, eps, world)`: delta of one step whose batch is "
+    "drawn by several processes, each by itself.",
+    truth=_apart,
+    rtol=1e-3,
+    unsafe=below,
+    properties={
+        "two processes": lambda trial: _steps(trial, (.2, 2), (.7, 2)),
+        "eight, and eps 0": lambda trial: _steps(trial, (.5, 8), (0., 8)),
+        "one process draws as the plan says": lambda trial: _steps(trial, (.5, 1)),
+        "rate 1: everybody is drawn once on average, by two":
+            lambda trial: [(1., trial.uniform(.8, 2.), .5, 2)]},
+    slips={
+        "that is one process that draws everybody at rate q: here she may be drawn several times":
+            lambda q, sigma, eps, world: _apart(q, sigma, eps, 1),
+        "so everybody who is drawn counts `world` times: most are drawn by one process only":
+            _all_or_nothing,
+        "each process alone, added up: what is published is one sum, with one noise":
+            lambda q, sigma, eps, world: world*_apart(q/world, sigma, eps, 1),
+        "each process draws at rate q/world, so that together they expect what one expected":
+            lambda *case: _apart(*case, rate=lambda q, world: q)},
+    hints=(
         "Without her the sum is N(0, sigma^2), in units of C. With her: how often is she drawn?",
         "k of `world` processes draw her with the binomial probability, at rate q/world each; then "
         "the sum is N(k, sigma^2). delta is the integral of (P - e^eps Q) where it is positive.",
         "x on a fine grid from -12 sigma to world + 12 sigma, `P = sum(math.comb(world, k)*r**k*"
         "(1 - r)**(world - k)*bell(x - k) for k in range(world + 1))` with r = q/world, and "
-        "`(P - math.exp(eps)*bell(x)).clamp(min=0).sum()*(x[1] - x[0])`"), _APART_SLIPS)
-
-    def same(eps, world):
-        q, sigma = _between(trial, .05, .4), _between(trial, .8, 2.)
-        trial.same(_apart, q, sigma, eps, world, rtol=1e-3)
-    with trial.holds("two processes"):
-        for eps in (.2, .7):
-            same(eps, 2)
-    with trial.holds("eight, and eps 0"):
-        same(.5, 8)
-        same(0., 8)
-    with trial.holds("one process draws as the plan says"):
-        same(.5, 1)
-    with trial.holds("rate 1: everybody is drawn once on average, by two"):
-        trial.same(_apart, 1., _between(trial, .8, 2.), .5, 2, rtol=1e-3)
-    return trial.card()
+        "`(P - math.exp(eps)*bell(x)).clamp(min=0).sum()*(x[1] - x[0])`"))
 
 # %% ../../nbs/exercises/rooms.ipynb #0a912892
 def _seeds(std, gap, z=stats.norm.ppf(.975), variance=2, up=math.ceil):
     return max(1, up(variance*(z*std/gap)**2))
 
 
-def check_seeds_to_claim(
-    your_function,  # `seeds_to_claim(std, gap)`, a whole number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge how many runs of each method a gap needs before it says something."
-    trial = Trial(your_function, "check_seeds_to_claim", seed, (
+def _gaps(trial):
+    "Half a run away from the next whole number: 1.96 is exact enough."
+    cases = []
+    for _ in range(3):
+        std, runs = trial.uniform(.5, 1.5), trial.whole(5, 100) - .5
+        cases.append((std, 1.96*std*math.sqrt(2/runs)))
+    return cases
+
+
+check_seeds_to_claim = Exercise(
+    "check_seeds_to_claim", "`seeds_to_claim(std, gap)`: how many runs of each method a gap needs "
+    "before it says something, a whole number.",
+    truth=_seeds,
+    properties={
+        "std 0.85, gap 1.4": [(.85, 1.4)],
+        "any spread and gap": _gaps,
+        "a spread that is no matter: one run is needed all the same": [(.01, 5.)]},
+    slips={
+        "both means are random: the variance of the difference is twice that of one":
+            lambda std, gap: _seeds(std, gap, variance=1),
+        "either may win by chance: count both sides, 2.5 % each":
+            lambda std, gap: _seeds(std, gap, stats.norm.ppf(.95)),
+        "one standard deviation is exceeded in one of three experiments, not in one of twenty":
+            lambda std, gap: _seeds(std, gap, 1.),
+        "rounded down, chance wins more often than once in twenty: round up":
+            lambda std, gap: _seeds(std, gap, up=math.floor),
+        "that is the number for both methods together: runs of *each* were asked for":
+            lambda std, gap: 2*_seeds(std, gap)},
+    hints=(
         "Both means are random. What is the standard deviation of their difference, at n runs "
         "each?",
         "It is std*sqrt(2/n). A normal number is beyond 1.96 of its standard deviations in one of "
         "twenty cases, both sides together.",
-        "the smallest n with `math.erfc(gap/(2*std)*math.sqrt(n)) <= .05`: try n = 1, 2, ..."), {
-            "both means are random: the variance of the difference is twice that of one":
-                lambda std, gap: _seeds(std, gap, variance=1),
-            "either may win by chance: count both sides, 2.5 % each":
-                lambda std, gap: _seeds(std, gap, stats.norm.ppf(.95)),
-            "one standard deviation is exceeded in one of three experiments, not in one of twenty":
-                lambda std, gap: _seeds(std, gap, 1.),
-            "rounded down, chance wins more often than once in twenty: round up":
-                lambda std, gap: _seeds(std, gap, up=math.floor),
-            "that is the number for both methods together: runs of *each* were asked for":
-                lambda std, gap: 2*_seeds(std, gap)})
-    with trial.holds("std 0.85, gap 1.4"):
-        trial.same(_seeds, .85, 1.4)
-    with trial.holds("any spread and gap"):
-        for _ in range(3):  # half a run away from the next whole number: 1.96 is exact enough
-            std, runs = _between(trial, .5, 1.5), _whole(trial, 5, 100) - .5
-            trial.same(_seeds, std, 1.96*std*math.sqrt(2/runs))
-    with trial.holds("a spread that is no matter: one run is needed all the same"):
-        trial.same(_seeds, .01, 5.)
-    return trial.card()
+        "the smallest n with `math.erfc(gap/(2*std)*math.sqrt(n)) <= .05`: try n = 1, 2, ..."))
 
 # %% ../../nbs/exercises/rooms.ipynb #e95ba604
 def _record(trial, again=0, short=False):
     "A made-up record; `again` steps were computed twice, a short run stopped before its end."
-    n = 1000*_whole(trial, 2, 40)
-    batch_size = n/_whole(trial, 3, 12)
-    planned = 10*_whole(trial, 3, 8)
+    n = 1000*trial.whole(2, 40)
+    batch_size = n/trial.whole(3, 12)
+    planned = 10*trial.whole(3, 8)
     step = planned - 10*short
-    sigma = _between(trial, 1.5, 4.)
+    sigma = trial.uniform(1.5, 4.)
     plan = dict(n=n, batch_size=batch_size, q=batch_size/n, sigma=sigma, steps=planned, delta=1e-5)
-    charged = _spent_by([(plan["q"], sigma, step + again)], 1e-5)
+    charged = PLDAccountant().step(plan["q"], sigma, step + again).epsilon(1e-5)
     rows = [dict(kind="epoch", step=t) for t in range(10, step + 1, 10)]
-    tested = _whole(trial, 300, 2000)
-    right = _whole(trial, tested//2, tested - 1)
+    tested = trial.whole(300, 2000)
+    right = trial.whole(tested//2, tested - 1)
     start = dict(kind="start", preset="made up", plan=plan)
     end = dict(kind="end", step=step, computed=step + again, finished=step == planned,
                eps_pld=charged, delta=1e-5, test_accuracy=right/tested, tested_on=tested)
     return [start, *rows, end]
 
-
-def _spent_by(steps, delta, accountant=PLDAccountant):
-    "eps of steps of several kinds: (q, sigma, number) each."
-    total = accountant()
-    for kind in steps:
-        total.step(*kind)
-    return total.epsilon(delta)
-
 # %% ../../nbs/exercises/rooms.ipynb #ff14f7f6
 def _composed(steps_of=lambda first, last: last["computed"], accountant=PLDAccountant):
     "A function of records that charges `steps_of(first line, last line)` steps for each."
     def spent(records, delta):
-        kinds = [(first["plan"]["q"], first["plan"]["sigma"], steps_of(first, last))
-                 for first, *_, last in records]
-        return _spent_by(kinds, delta, accountant)
+        total = accountant()
+        for first, *_, last in records:
+            total.step(first["plan"]["q"], first["plan"]["sigma"], steps_of(first, last))
+        return total.epsilon(delta)
     return spent
 
-# %% ../../nbs/exercises/rooms.ipynb #cc405e43
-def check_spent(
-    your_function,  # `spent(records, delta)`
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge eps of publishing several runs, whose plans may differ."
-    truth = _composed()
 
-    def each(records, delta):
-        return [truth([record], delta) for record in records]
-    trial = Trial(your_function, "check_spent", seed, (
+def _each(of):
+    "A slip: every run has an eps of its own."
+    return lambda records, delta: of([0., *(_composed()([record], delta) for record in records)])
+
+# %% ../../nbs/exercises/rooms.ipynb #cc405e43
+check_spent = Exercise(
+    "check_spent", "`spent(records, delta)`: eps of publishing several runs, whose plans may "
+    "differ.",
+    truth=_composed(),
+    rtol=1e-4,
+    unsafe=below,
+    properties={
+        "one run": lambda trial: [([_record(trial)], 1e-5)],
+        "two runs, three runs, each with a plan of its own":
+            lambda trial: [([_record(trial) for _ in range(runs)], 1e-6) for runs in (2, 3)],
+        "a run that crashed, and one that was stopped":
+            lambda trial: [([_record(trial, again=7), _record(trial, short=True)], 1e-5)],
+        "nothing was published": [([], 1e-5)]},
+    slips={
+        "adding their eps gives too much: one accountant takes the steps of all": _each(sum),
+        "the dearest of them is not all: whoever sees all runs learns from all": _each(max),
+        "a repeated step was released too: charge what was computed":
+            _composed(lambda first, last: last["step"]),
+        "a run that stopped early has not spent its whole plan":
+            _composed(lambda first, last: first["plan"]["steps"]),
+        "that is RDP: safe, and larger than needed": _composed(accountant=RDPAccountant)},
+    hints=(
         "One accountant for all runs: it can take steps of different kinds.",
         "From the first line the plan's q and sigma, from the last line the steps that were "
         "charged: those of a crash were computed twice.",
         "`accountant.step(first['plan']['q'], first['plan']['sigma'], last['computed'])` for each "
-        "record, then `accountant.epsilon(delta)`, with `accountant = PLDAccountant()`"), {
-            "adding their eps gives too much: one accountant takes the steps of all":
-                lambda records, delta: sum(each(records, delta)),
-            "the dearest of them is not all: whoever sees all runs learns from all":
-                lambda records, delta: max(each(records, delta), default=0.),
-            "a repeated step was released too: charge what was computed":
-                _composed(lambda first, last: last["step"]),
-            "a run that stopped early has not spent its whole plan":
-                _composed(lambda first, last: first["plan"]["steps"]),
-            "that is RDP: safe, and larger than needed":
-                _composed(accountant=RDPAccountant)})
-    with trial.holds("one run"):
-        trial.same(truth, [_record(trial)], 1e-5, rtol=1e-4)
-    with trial.holds("two runs, three runs, each with a plan of its own"):
-        for runs in (2, 3):
-            trial.same(truth, [_record(trial) for _ in range(runs)], 1e-6, rtol=1e-4)
-    with trial.holds("a run that crashed, and one that was stopped"):
-        records = [_record(trial, again=7), _record(trial, short=True)]
-        trial.same(truth, records, 1e-5, rtol=1e-4)
-    with trial.holds("nothing was published"):
-        trial.same(lambda records, delta: 0., [], 1e-5)
-    return trial.card()
+        "record, then `accountant.epsilon(delta)`, with `accountant = PLDAccountant()`"))
 
 # %% ../../nbs/exercises/rooms.ipynb #9a97557e
 def _plan(**factors):
@@ -469,13 +428,37 @@ _FORGERIES = {  # property -> (forgery, what the student has not looked at)
         (_one_more_right, "test_accuracy times tested_on is no whole number of images")],
 }
 
+
+def _need_said(trial, record, expected, why):
+    got = trial(record)
+    trial.need(bool(got) is expected, f"got {got}, expected {expected}", why)
+
+
+def _believes_honest(trial):
+    _need_said(trial, _record(trial), True, "an honest record was not believed")
+    _need_said(trial, _record(trial, again=7), True, "after a crash more steps are charged than "
+               "were taken: eps_pld pays for `computed`")
+    _need_said(trial, _record(trial, short=True), True,
+               "a run that was stopped early may say so")
+
+
+def _notices(forgeries):
+    def noticed(trial):
+        honest = _record(trial)
+        for forge, why in forgeries:
+            record = deepcopy(honest)
+            forge(record)
+            _need_said(trial, record, False, why)
+    return noticed
+
 # %% ../../nbs/exercises/rooms.ipynb #2c46c940
-def check_believable(
-    your_function,  # `believable(record)`, bool
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a judge of records: honest ones are believed, forged ones are not."
-    trial = Trial(your_function, "check_believable", seed, (
+check_believable = Exercise(
+    "check_believable", "`believable(record)`: honest records are believed, forged ones are not, "
+    "True or False.",
+    properties={
+        "honest records are believed": _believes_honest,
+        **{text: _notices(forgeries) for text, forgeries in _FORGERIES.items()}},
+    hints=(
         "Five rules, one line each. Begin with the first: PLDAccountant, the plan's q and sigma, "
         "the last line's `computed`.",
         "Rows are the lines of kind 'epoch'; compare their steps pairwise, the last one with the "
@@ -483,20 +466,3 @@ def check_believable(
         "`all(a < b for a, b in zip(steps, steps[1:]))`, `steps[-1] <= end['step']`, "
         "`end['finished'] == (end['step'] == plan['steps'])`, `abs(right - round(right)) < 1e-6` "
         "with `right = end['test_accuracy']*end['tested_on']`"))
-
-    def need(record, expected, why):
-        got = trial(record)
-        trial.need(bool(got) is expected, f"got {got}, expected {expected}", why)
-    honest = _record(trial)
-    with trial.holds("honest records are believed"):
-        need(honest, True, "an honest record was not believed")
-        need(_record(trial, again=7), True,
-             "after a crash more steps are charged than were taken: eps_pld pays for `computed`")
-        need(_record(trial, short=True), True, "a run that was stopped early may say so")
-    for text, forgeries in _FORGERIES.items():
-        with trial.holds(text):
-            for forge, why in forgeries:
-                record = deepcopy(honest)
-                forge(record)
-                need(record, False, why)
-    return trial.card()

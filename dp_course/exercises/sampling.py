@@ -11,119 +11,111 @@ import math
 import torch
 from scipy import stats
 
-from .cards import Trial, gap
+from .cards import Exercise, below, gap
 from ..privacy import gaussian_epsilon
 
 # %% ../../nbs/exercises/sampling.ipynb #f46857dd
-def check_size_stats(
-    your_function,  # `size_stats(n, q)`, a pair
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge mean and standard deviation of the size of a Poisson batch."
-    def truth(n, q):
-        return n*q, math.sqrt(n*q*(1 - q))
-    trial = Trial(your_function, "check_size_stats", seed, (
+check_size_stats = Exercise(
+    "check_size_stats", "`size_stats(n, q)`: mean and standard deviation of the size of a Poisson "
+    "batch.",
+    truth=lambda n, q: (n*q, math.sqrt(n*q*(1 - q))),
+    properties={
+        "the report's run: n = 50,000, q = 1/25": [(50_000, 1/25)],
+        "any n and q": lambda trial: [
+            (trial.whole(10, 3000), trial.uniform(0, 1)) for _ in range(3)],
+        "nobody, everybody": [(10, 0.), (10, 1.)]},
+    slips={
+        "that is the variance: take its root": lambda n, q: (n*q, n*q*(1 - q)),
+        "sqrt(nq) is the Poisson distribution's; n coins of rate q vary a little less":
+            lambda n, q: (n*q, math.sqrt(n*q)),
+        "that is the spread of one coin: n of them vary sqrt(n) times as much":
+            lambda n, q: (n*q, math.sqrt(q*(1 - q)))},
+    hints=(
         "The size is a sum of n independent coins.",
         "Variances of independent coins add up, and one coin has variance q(1 - q).",
-        "`n*q, math.sqrt(n*q*(1 - q))`"), {
-            "that is the variance: take its root": lambda n, q: (n*q, n*q*(1 - q)),
-            "sqrt(nq) is the Poisson distribution's; n coins of rate q vary a little less":
-                lambda n, q: (n*q, math.sqrt(n*q)),
-            "that is the spread of one coin: n of them vary sqrt(n) times as much":
-                lambda n, q: (n*q, math.sqrt(q*(1 - q)))})
-    with trial.holds("the report's run: n = 50,000, q = 1/25"):
-        trial.same(truth, 50_000, 1/25)
-    with trial.holds("any n and q"):
-        for _ in range(3):
-            n = int(torch.randint(10, 3000, (), generator=trial.generator))
-            q = torch.rand((), generator=trial.generator).item()
-            trial.same(truth, n, q)
-    with trial.holds("nobody, everybody"):
-        trial.same(truth, 10, 0.)
-        trial.same(truth, 10, 1.)
-    return trial.card()
+        "`n*q, math.sqrt(n*q*(1 - q))`"))
 
 # %% ../../nbs/exercises/sampling.ipynb #fbd01397
+_REPEATED = "a jump of 0 draws the same example again: every gap is at least 1"
+_BEYOND = "stop before the end: an index of n or more"
+
+
 def _marks(trial, n, q, draws):
     "(draws, n) who was in which batch; every batch a set."
     x = torch.zeros(draws, n, dtype=torch.bool)
     for row in x:
         idx = torch.as_tensor(trial(n, q, trial.fresh_generator())).long().flatten()
         inside = (idx >= 0) & (idx < n)
-        trial.need(bool(inside.all()), f"an index outside 0...{n-1}",
-                   "stop before the end: an index of n or more")
-        trial.need(len(idx.unique()) == len(idx), "somebody is in the same batch twice",
-                   "a jump of 0 draws the same example again: every gap is at least 1")
+        trial.need(bool(inside.all()), f"an index outside 0...{n-1}", _BEYOND)
+        trial.need(len(idx.unique()) == len(idx), "somebody is in the same batch twice", _REPEATED)
         row[idx] = True
     return x
 
 
 def _tail(count, n, q):
     "Two-sided p-value of a binomial count."
-    below = stats.binom.cdf(count, n, q)
-    above = stats.binom.sf(count - 1, n, q)
-    return 2*min(below, above)
+    return 2*min(stats.binom.cdf(count, n, q), stats.binom.sf(count - 1, n, q))
 
 
-def _need_coins(trial, x, q, alpha=1e-6):
+def _need_coins(trial, q=.05, alpha=1e-6):
     "Refuse marks that independent coins would show less than once in 1/alpha times."
+    x = _marks(trial, 200, q, 1500)
     draws, n = x.shape
     counts = x.sum(0)
     worst = int((counts - draws*q).abs().argmax())
     count = int(counts[worst])
-    why = ""
-    if worst == count == 0:
-        why = "example 0 never comes: start one place before it, at -1"
+    why = "example 0 never comes: start one place before it, at -1"*(worst == count == 0)
     trial.need(n*_tail(count, draws, q) > alpha,
-               f"example {worst} was drawn {count} times of {draws}, expected {draws*q:g}",
-               why)
+               f"example {worst} was drawn {count} times of {draws}, expected {draws*q:g}", why)
     pairs = int((x[:, 1:] & x[:, :-1]).sum())
     possible = draws*(n - 1)
     trial.need(_tail(pairs, possible, q*q) > alpha/10,
                f"neighbours came together {pairs} times, expected {possible*q*q:.0f}",
                "your draws depend on each other: every gap needs a fresh uniform")
 
+
+def _extremes(trial):
+    for q, size in ((0., 0), (1., 7)):
+        drawn = len(trial(7, q, trial.fresh_generator()))
+        trial.need(drawn == size, f"q={q:g} drew {drawn} of 7")
+
+
+def _sorted_set(trial):
+    idx = torch.as_tensor(trial(10_000, .01, trial.fresh_generator())).double()
+    gaps = idx.diff()
+    trial.need(len(idx) > 0, "nobody was drawn")
+    trial.need((gaps > 0).all(), "not sorted, or repeated", _REPEATED*bool((gaps == 0).any()))
+    trial.need((idx == idx.round()).all(), "indices are whole numbers")
+    trial.need(idx.max() < 10_000, f"an index of {idx.max():.0f} in 10,000 examples", _BEYOND)
+
+
+def _repeatable(trial):
+    generator = trial.fresh_generator()
+    first, second = trial(500, .1, generator), trial(500, .1, generator)
+    differ = gap(second, torch.as_tensor(first))
+    trial.need(not differ, "two batches differ", "your draws ignore `generator`")
+
+
+def _tiny_rate(trial):
+    drawn = sum(len(trial(10**7, 1e-6, trial.fresh_generator())) for _ in range(20))
+    trial.need(_tail(drawn, 20*10**7, 1e-6) > 1e-6, f"twenty batches drew {drawn}, expected 200",
+               "at a tiny q use log1p(-q): 1 - q is rounded")
+
 # %% ../../nbs/exercises/sampling.ipynb #1d1a94a0
-def check_poisson_by_jumps(
-    your_function,  # `poisson_by_jumps(n, q, generator)`, sorted indices
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a sampler that jumps from head to head: the same kind of set as `poisson_indices`."
-    trial = Trial(your_function, "check_poisson_by_jumps", seed, (
+check_poisson_by_jumps = Exercise(
+    "check_poisson_by_jumps", "`poisson_by_jumps(n, q, generator)`: sorted indices, the same kind "
+    "of set as `poisson_indices` draws, by jumps from head to head.",
+    properties={
+        "q = 0 draws nobody, q = 1 everybody": _extremes,
+        "a sorted set of indices below n": _sorted_set,
+        "the same generator draws the same batch": _repeatable,
+        "every example at its own rate, independent of its neighbour": _need_coins,
+        "a tiny rate: 10 of ten million": _tiny_rate},
+    hints=(
         "Handle q = 0 (nobody) and q = 1 (everybody) first: the logarithm of 0 is no gap.",
         "Keep a position that starts at -1; add a gap; stop when you are past the end.",
         "gap = max(1, ceil(log(u)/log1p(-q))) with u = 1 - torch.rand((), dtype=torch.float64, "
         "generator=generator).item()"))
-    with trial.holds("q = 0 draws nobody, q = 1 everybody"):
-        for q, size in ((0., 0), (1., 7)):
-            generator = trial.fresh_generator()
-            drawn = len(trial(7, q, generator))
-            trial.need(drawn == size, f"q={q:g} drew {drawn} of 7")
-    with trial.holds("a sorted set of indices below n"):
-        drawn = trial(10_000, .01, trial.fresh_generator())
-        idx = torch.as_tensor(drawn).double()
-        gaps = idx.diff()
-        repeated = "a jump of 0 draws the same example again: every gap is at least 1"
-        trial.need(len(idx) > 0, "nobody was drawn")
-        trial.need((gaps > 0).all(), "not sorted, or repeated", repeated*bool((gaps == 0).any()))
-        trial.need((idx == idx.round()).all(), "indices are whole numbers")
-        trial.need(idx.max() < 10_000, f"an index of {idx.max():.0f} in 10,000 examples",
-                   "stop before the end: an index of n or more")
-    with trial.holds("the same generator draws the same batch"):
-        generator = trial.fresh_generator()
-        first, second = trial(500, .1, generator), trial(500, .1, generator)
-        differ = gap(second, torch.as_tensor(first))
-        trial.need(not differ, "two batches differ", "your draws ignore `generator`")
-    with trial.holds("every example at its own rate, independent of its neighbour"):
-        _need_coins(trial, _marks(trial, 200, .05, 1500), .05)
-    with trial.holds("a tiny rate: 10 of ten million"):
-        drawn = 0
-        for _ in range(20):
-            drawn += len(trial(10**7, 1e-6, trial.fresh_generator()))
-        trial.need(_tail(drawn, 20*10**7, 1e-6) > 1e-6,
-                   f"twenty batches drew {drawn}, expected 200",
-                   "at a tiny q use log1p(-q): 1 - q is rounded")
-    return trial.card()
 
 # %% ../../nbs/exercises/sampling.ipynb #5ff97edf
 def _fixed(generator, draws=400, n=60, size=12):
@@ -144,25 +136,50 @@ def _coins(generator, q=.2, never=None):
     return x
 
 # %% ../../nbs/exercises/sampling.ipynb #392f3cad
-_UNSEEN = {"a rate a fifth too high": "count all draws: there should be draws*n*q",
-           "batches of a fixed size": "the rate is right; look at how much the sizes vary",
-           "example 0 is never drawn": "the total is off by a sixtieth only: ask everybody's own",
-           "example 59 is never drawn": "ask everybody, the last one too",
-           "a shuffled loader": "sizes that never vary, and nobody comes twice in a row"}
+_BROKEN = {  # sampler, and what was not asked by who believes it
+    "a rate a fifth too high": (
+        lambda g: _coins(g, q=.24), "count all draws: there should be draws*n*q"),
+    "batches of a fixed size": (
+        _fixed, "the rate is right; look at how much the sizes vary"),
+    "example 0 is never drawn": (
+        lambda g: _coins(g, never=0), "the total is off by a sixtieth only: ask everybody's own"),
+    "example 59 is never drawn": (
+        lambda g: _coins(g, never=59), "ask everybody, the last one too"),
+    "a shuffled loader": (_shuffled, "sizes that never vary, and nobody comes twice in a row")}
 
 
-def _why_accused(accused):
+def _believed(trial, draw, times):
+    "How often the student takes these marks for fair coins."
+    count = 0
+    for _ in range(times):
+        answer = trial(draw(trial.fresh_generator()), .2)
+        trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
+        count += bool(answer)
+    return count
+
+
+def _spares_the_honest(trial):
+    accused = 300 - _believed(trial, _coins, 300)
+    why = "sixty examples have sixty chances to look odd: allow each one more"
     if accused == 300:
-        return "who refuses everybody learns nothing: how far may chance carry each number?"
-    return "sixty examples have sixty chances to look odd: allow each one more"
+        why = "who refuses everybody learns nothing: how far may chance carry each number?"
+    trial.need(accused <= 15, f"{accused} of 300 honest ones accused", why)
+
+
+def _notices(draw, why):
+    def noticed(trial):
+        believed = _believed(trial, draw, 20)
+        trial.need(believed <= 2, f"{believed} of 20 believed", why)
+    return noticed
 
 # %% ../../nbs/exercises/sampling.ipynb #27f9ab8a
-def check_fair_coins(
-    your_function,  # `fair_coins(x, q)`, True or False; x (draws, n) bool marks
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge an audit: do these marks come from independent coins of rate q?"
-    trial = Trial(your_function, "check_fair_coins", seed, (
+check_fair_coins = Exercise(
+    "check_fair_coins", "`fair_coins(x, q)`: do these (draws, n) marks come from independent coins "
+    "of rate q?",
+    properties={
+        "honest samplers are accused at most once in a hundred times": _spares_the_honest,
+        **{f"noticed: {name}": _notices(*broken) for name, broken in _BROKEN.items()}},
+    hints=(
         "Four questions: the total, everybody's own count, the spread of the sizes, and who comes "
         "twice in a row.",
         "Each is a number whose mean and standard deviation you know: the total of d*n coins, d "
@@ -170,66 +187,63 @@ def check_fair_coins(
         "Distances: totals and pairs within 4 standard deviations, each example's count within 5, "
         "x.sum(1).var()/(n*q*(1-q)) between .7 and 1.35: all must hold."))
 
-    def said(x):
-        answer = trial(x, .2)
-        trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
-        return bool(answer)
-    with trial.holds("honest samplers are accused at most once in a hundred times"):
-        accused = sum(not said(_coins(trial.fresh_generator())) for _ in range(300))
-        trial.need(accused <= 15, f"{accused} of 300 honest ones accused", _why_accused(accused))
-    broken = {"a rate a fifth too high": lambda g: _coins(g, q=.24),
-              "batches of a fixed size": _fixed,
-              "example 0 is never drawn": lambda g: _coins(g, never=0),
-              "example 59 is never drawn": lambda g: _coins(g, never=59),
-              "a shuffled loader": _shuffled}
-    for name, draw in broken.items():
-        with trial.holds(f"noticed: {name}"):
-            believed = sum(said(draw(trial.fresh_generator())) for _ in range(20))
-            trial.need(believed <= 2, f"{believed} of 20 believed", _UNSEEN[name])
-    return trial.card()
-
 # %% ../../nbs/exercises/sampling.ipynb #97e16ded
-def check_room_for(
-    your_function,  # `room_for(n, q, steps, p)`, a whole number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the smallest room that no batch of a run exceeds, but for probability p (union bound)."
-    def truth(n, q, steps, p):
-        return next(r for r in range(n + 1) if steps*stats.binom.sf(r, n, q) <= p)
-    trial = Trial(your_function, "check_room_for", seed, (
+def _room(n, q, steps, p):
+    return next(r for r in range(n + 1) if steps*stats.binom.sf(r, n, q) <= p)
+
+
+check_room_for = Exercise(
+    "check_room_for", "`room_for(n, q, steps, p)`: the smallest room that no batch of a run "
+    "exceeds, but for probability p (union bound).",
+    truth=_room,
+    rtol=0.,
+    properties={
+        "the digits: n = 1437, batch 64": [(1437, 64/1437, 1000, 1e-6)],
+        "a run of one step": [(300, .5, 1, 1e-9)],
+        "other runs": lambda trial: [
+            (trial.whole(100, 2000), trial.uniform(.01, .31), trial.whole(2, 900), 1e-3)
+            for _ in range(3)],
+        "a large batch of few: nobody left over": [(20, .9, 5, 1e-9)]},
+    slips={
+        "that is the room for one batch: the run has `steps` chances to overflow":
+            lambda n, q, steps, p: _room(n, q, 1, p),
+        "one place too many: a batch that fills the room does not exceed it":
+            lambda *case: _room(*case) + 1,
+        "one place too few: more than p remains": lambda *case: _room(*case) - 1,
+        "that is the mean size: half of all batches are larger":
+            lambda n, q, steps, p: math.ceil(n*q)},
+    hints=(
         "One batch may overflow with probability p/steps; then the sum over all steps is p.",
         "P[size > r] is `stats.binom.sf(r, n, q)`: which is the smallest r with sf(r) <= p/steps?",
-        "`int(stats.binom.isf(p/steps, n, q))` is that r."), {
-            "that is the room for one batch: the run has `steps` chances to overflow":
-                lambda n, q, steps, p: truth(n, q, 1, p),
-            "one place too many: a batch that fills the room does not exceed it":
-                lambda n, q, steps, p: truth(n, q, steps, p) + 1,
-            "one place too few: more than p remains": lambda *a: truth(*a) - 1,
-            "that is the mean size: half of all batches are larger":
-                lambda n, q, steps, p: math.ceil(n*q)})
-    with trial.holds("the digits: n = 1437, batch 64"):
-        trial.same(truth, 1437, 64/1437, 1000, 1e-6, rtol=0.)
-    with trial.holds("a run of one step"):
-        trial.same(truth, 300, .5, 1, 1e-9, rtol=0.)
-    with trial.holds("other runs"):
-        for _ in range(3):
-            n = int(torch.randint(100, 2000, (), generator=trial.generator))
-            steps = int(torch.randint(2, 900, (), generator=trial.generator))
-            q = .01 + .3*torch.rand((), generator=trial.generator).item()
-            trial.same(truth, n, q, steps, 1e-3, rtol=0.)
-    with trial.holds("a large batch of few: nobody left over"):
-        trial.same(truth, 20, .9, 5, 1e-9, rtol=0.)
-    return trial.card()
+        "`int(stats.binom.isf(p/steps, n, q))` is that r."))
 
 # %% ../../nbs/exercises/sampling.ipynb #e4749bef
-def check_safe_epsilon(
-    your_function,  # `safe_epsilon(sigma, epochs, delta)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge an eps that holds for any order in which each example comes once per epoch."
-    def truth(sigma, epochs, delta):
-        return gaussian_epsilon(delta, sigma/epochs**.5)
-    slips = {
+def _safe(sigma, epochs, delta):
+    return gaussian_epsilon(delta, sigma/epochs**.5)
+
+
+def _need_safe(*case_of):
+    "A property: never below the truth, and at most one percent above it."
+    def safe(trial):
+        for case in case_of:
+            case = case(trial) if callable(case) else case
+            enough = float(trial(*case)) >= _safe(*case)
+            trial.same(_safe, *case, rtol=.01 if enough else 1e-9, unsafe=below)
+    return safe
+
+
+def _other(epochs):
+    return lambda trial: (trial.uniform(.8, 3.8), epochs, 1e-5)
+
+
+check_safe_epsilon = Exercise(
+    "check_safe_epsilon", "`safe_epsilon(sigma, epochs, delta)`: an eps that holds for any order "
+    "in which each example comes once per epoch.",
+    properties={
+        "the report's run: sigma 1.6138, 25 epochs": _need_safe((1.6138, 25, 1e-5)),
+        "one epoch": _need_safe((10., 1, 1e-6)),
+        "other runs": _need_safe(*map(_other, (4, 15, 50)))},
+    slips={
         "epochs compose like one release with sigma/sqrt(epochs), not sigma/epochs":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/epochs),
         "that is one epoch: every further one releases you again":
@@ -237,25 +251,8 @@ def check_safe_epsilon(
         "adding up the eps of the epochs is safe, but far more than needed":
             lambda sigma, epochs, delta: epochs*gaussian_epsilon(delta, sigma),
         "sigma shrinks with the epochs: divide, do not multiply":
-            lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma*epochs**.5)}
-    trial = Trial(your_function, "check_safe_epsilon", seed, (
+            lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma*epochs**.5)},
+    hints=(
         "Suppose the permutations were public: in how many steps of an epoch are you?",
         "Once per epoch, without any coin: `epochs` Gaussian releases of sensitivity 1.",
-        "Their average is one release with sigma/sqrt(epochs): `gaussian_epsilon(delta, ...)`."),
-        slips)
-
-    def safe(sigma, epochs, delta):
-        got = float(trial(sigma, epochs, delta))
-        want = truth(sigma, epochs, delta)
-        trial.compared.append(((sigma, epochs, delta), got, 1e-5, 0.))
-        trial.need(want*(1 - 1e-9) <= got <= 1.01*want + 1e-3,
-                   f"for {sigma:.4g}, {epochs}, {delta:g}: got {got:.6g}, expected {want:.6g}")
-    with trial.holds("the report's run: sigma 1.6138, 25 epochs"):
-        safe(1.6138, 25, 1e-5)
-    with trial.holds("one epoch"):
-        safe(10., 1, 1e-6)
-    with trial.holds("other runs"):
-        for epochs in (4, 15, 50):
-            sigma = .8 + 3*torch.rand((), generator=trial.generator).item()
-            safe(sigma, epochs, 1e-5)
-    return trial.card()
+        "Their average is one release with sigma/sqrt(epochs): `gaussian_epsilon(delta, ...)`."))

@@ -10,71 +10,62 @@ from functools import lru_cache
 
 import torch
 
-from .cards import Trial
+from .cards import Exercise
 from ..training import matched_lr, sigma_table, snr_ceiling
 
 # %% ../../nbs/exercises/scaling.ipynb #ee4e8537
-def check_crossover(
-    your_function,  # `crossover(mean_square, std, parameters)`, a batch size
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the batch size at which DP noise is as long as sampling noise, for small q."
-    def truth(mean_square, std, parameters):
-        return std**2*parameters/mean_square
-    trial = Trial(your_function, "check_crossover", seed, (
+check_crossover = Exercise(
+    "check_crossover", "`crossover(mean_square, std, parameters)`: the batch size at which DP "
+    "noise is as long as sampling noise, for small q.",
+    truth=lambda mean_square, std, parameters: std**2*parameters/mean_square,
+    properties={
+        "the lesson's network: C = 0.1, sigma = 1, 26,010 parameters": [(.01, .1, 26_010)],
+        "other networks": lambda trial: [
+            (trial.uniform(.1, 1.1), trial.uniform(.1, 1.1), trial.whole(10, 10**6))
+            for _ in range(3)],
+        "no DP noise: sampling noise is longer at any batch size": [(1., 0., 100)]},
+    slips={
+        "square both sides: the batch size stands under a root on one of them":
+            lambda m, s, d: s*(d/m)**.5,
+        "d directions have a length of sqrt(d), and its square is d": lambda m, s, d: s**2/m,
+        "the other way round: more DP noise needs a larger batch": lambda m, s, d: m/s**2/d,
+        "mean_square is a square already": lambda m, s, d: s**2*d/m**2},
+    hints=(
         "Both lengths stand above: sqrt(mean_square/B) and std*sqrt(d)/B.",
         "Set them equal and square both sides: mean_square/B = std^2 d/B^2.",
-        "`std**2*parameters/mean_square`"), {
-            "square both sides: the batch size stands under a root on one of them":
-                lambda m, s, d: s*(d/m)**.5,
-            "d directions have a length of sqrt(d), and its square is d": lambda m, s, d: s**2/m,
-            "the other way round: more DP noise needs a larger batch": lambda m, s, d: m/s**2/d,
-            "mean_square is a square already": lambda m, s, d: s**2*d/m**2})
-    with trial.holds("the lesson's network: C = 0.1, sigma = 1, 26,010 parameters"):
-        trial.same(truth, .01, .1, 26_010)
-    with trial.holds("other networks"):
-        for _ in range(3):
-            m, s = (.1 + torch.rand(2, generator=trial.generator)).tolist()
-            d = torch.randint(10, 10**6, (), generator=trial.generator)
-            trial.same(truth, m, s, int(d))
-    with trial.holds("no DP noise: sampling noise is longer at any batch size"):
-        trial.same(truth, 1., 0., 100)
-    return trial.card()
+        "`std**2*parameters/mean_square`"))
 
 # %% ../../nbs/exercises/scaling.ipynb #69f90fbe
 @lru_cache(None)  # the answer and the slips ask for the same
 def _share(n, b, eps, delta, epochs):
     row, = sigma_table(n, [b], eps=eps, delta=delta, epochs=epochs)
-    ceiling = snr_ceiling(n, eps=eps, delta=delta)
-    return row["snr"]/ceiling
+    return row["snr"]/snr_ceiling(n, eps=eps, delta=delta)
 
 
-def check_smallest_batch(
-    your_function,  # `smallest_batch(n, eps, delta, epochs, wanted)`, a power of two
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the smallest power of two whose proxy reaches a share of the ceiling."
-    def truth(n, eps, delta, epochs, wanted):
-        return next(2**k for k in range(7, 20) if _share(n, 2**k, eps, delta, epochs) >= wanted)
-    trial = Trial(your_function, "check_smallest_batch", seed, (
+def _smallest(n, eps, delta, epochs, wanted, first=7):
+    return next(2**k for k in range(first, 20) if _share(n, 2**k, eps, delta, epochs) >= wanted)
+
+
+check_smallest_batch = Exercise(
+    "check_smallest_batch", "`smallest_batch(n, eps, delta, epochs, wanted)`: the smallest power "
+    "of two, from 128, whose proxy reaches a share of the ceiling.",
+    truth=_smallest,
+    rtol=0.,
+    properties={
+        "the report's budget, 40 epochs": [(50_000, 3., 1e-5, 40, .9)],
+        "a larger eps wants a larger batch": [(50_000, 8., 1e-5, 40, .8)],
+        "fewer examples and a small eps": [(12_000, 1., 1e-5, 16, .9)],
+        "128 is enough": [(12_000, 1., 1e-5, 16, .5)]},
+    slips={
+        "one step too far: the smallest that reaches the share is asked for":
+            lambda *case: 2*_smallest(*case),
+        "one step too early: this batch does not reach the share yet":
+            lambda *case: _smallest(*case)//2,
+        "begin at 128": lambda *case: _smallest(*case, first=6)},
+    hints=(
         "Try b = 128, 256, ... and stop at the first that reaches `wanted` times the ceiling.",
         "`sigma_table(n, [b], eps=eps, delta=delta, epochs=epochs)[0]['snr']` is its proxy.",
-        "`snr_ceiling(n, eps=eps, delta=delta)` is the ceiling: compare the ratio with `wanted`."),
-        {"one step too far: the smallest that reaches the share is asked for":
-            lambda *case: 2*truth(*case),
-         "one step too early: this batch does not reach the share yet":
-            lambda *case: truth(*case)//2,
-         "begin at 128": lambda *case: next(2**k for k in range(6, 20)
-                                            if _share(case[0], 2**k, *case[1:4]) >= case[4])})
-    with trial.holds("the report's budget, 40 epochs"):
-        trial.same(truth, 50_000, 3., 1e-5, 40, .9, rtol=0.)
-    with trial.holds("a larger eps wants a larger batch"):
-        trial.same(truth, 50_000, 8., 1e-5, 40, .8, rtol=0.)
-    with trial.holds("fewer examples and a small eps"):
-        trial.same(truth, 12_000, 1., 1e-5, 16, .9, rtol=0.)
-    with trial.holds("128 is enough"):
-        trial.same(truth, 12_000, 1., 1e-5, 16, .5, rtol=0.)
-    return trial.card()
+        "`snr_ceiling(n, eps=eps, delta=delta)` is the ceiling: compare the ratio with `wanted`."))
 
 # %% ../../nbs/exercises/scaling.ipynb #ef365d69
 @lru_cache(None)
@@ -82,66 +73,68 @@ def _row(n, b, steps, eps, delta):
     return sigma_table(n, [b], eps=eps, delta=delta, steps=steps)[0]
 
 
-def _advice(n, eps, delta, lr, batch_size, steps, factor, best=max, carry=matched_lr):
+def _run(row):
+    return row["batch_size"], row["steps"], row["sigma"]
+
+
+def _near_the_best(rows, share=.97):
+    "The first, with the smallest batch, that is within 3 % of the largest proxy."
+    most = max(row["snr"] for row in rows)
+    return next(row for row in rows if row["snr"] >= share*most)
+
+
+def _advice(n, eps, delta, lr, batch_size, steps, factor, pick=_near_the_best, carry=matched_lr):
     "Try every split of `factor` between batch and steps; no batch is larger than n."
-    def row(b, t):
-        return _row(n, b, t, eps, delta)
-
-    def run(r):
-        return r["batch_size"], r["steps"], r["sigma"]
     powers = [2**i for i in range(factor.bit_length()) if batch_size*2**i <= n]
-    tries = [row(batch_size*k, steps*factor//k) for k in powers]
-    chosen = best(tries, key=lambda r: r["snr"])
-    B, T, _ = run(chosen)
-    return B, T, carry(lr, run(row(batch_size, steps)), run(chosen))
-
-
-_ADVICE_SLIPS = {
-    "the rate must move, too: matched_lr from the old run to the new one":
-        lambda *case: _advice(*case, carry=lambda lr, old, new: lr),
-    "old and new are interchanged in matched_lr":
-        lambda *case: _advice(*case, carry=lambda lr, old, new: matched_lr(lr, new, old)),
-    "that is the smallest proxy of all splits": lambda *case: _advice(*case, best=min),
-    "the linear rule is made for mini-batch noise: use matched_lr":
-        lambda *case: _advice(*case, carry=lambda lr, old, new: lr*new[0]/old[0]),
-}
+    rows = [_row(n, batch_size*k, steps*factor//k, eps, delta) for k in powers]
+    chosen = _run(pick(rows))
+    return *chosen[:2], carry(lr, _run(_row(n, batch_size, steps, eps, delta)), chosen)
 
 # %% ../../nbs/exercises/scaling.ipynb #5d7051d4
-def check_advise(
-    your_function,  # `advise(n, eps, delta, lr, batch_size, steps, factor)`: (B, T, lr)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the run that is advised for a larger budget of compute."
-    trial = Trial(your_function, "check_advise", seed, (
+check_advise = Exercise(
+    "check_advise", "`advise(n, eps, delta, lr, batch_size, steps, factor)`: the run (B, T, lr) "
+    "that is advised for a larger budget of compute.",
+    truth=_advice,
+    properties={
+        "four times the compute": [(12_000, 3., 1e-5, 2., 256, 1024, 4)],
+        "eight times, another data set": [(50_000, 3., 1e-5, 1., 1024, 600, 8)],
+        "few steps: only the largest batch comes near": [(50_000, 3., 1e-5, 1., 512, 100, 8)],
+        "a small eps: the batch is large enough, all goes into steps":
+            [(12_000, 1., 1e-5, 2., 256, 500, 8)],
+        "a batch above n is none": [(12_000, 3., 1e-5, 2., 4096, 256, 4)],
+        "nothing more to spend: the run stays as it is": [(12_000, 3., 1e-5, 2., 256, 1024, 1)]},
+    slips={
+        "the rate must move, too: matched_lr from the old run to the new one":
+            lambda *case: _advice(*case, carry=lambda lr, old, new: lr),
+        "old and new are interchanged in matched_lr":
+            lambda *case: _advice(*case, carry=lambda lr, old, new: matched_lr(lr, new, old)),
+        "the linear rule is made for mini-batch noise: use matched_lr":
+            lambda *case: _advice(*case, carry=lambda lr, old, new: lr*new[0]/old[0]),
+        "all into the batch: a smaller one within 3 % of the largest proxy will do":
+            lambda *case: _advice(*case, pick=lambda rows: rows[-1]),
+        "all into the steps: compare the proxies first":
+            lambda *case: _advice(*case, pick=lambda rows: rows[0])},
+    hints=(
         "factor 4: try (B, 4T), (2B, 2T) and (4B, T), as far as the batch is at most n.",
-        "For each: `sigma_table(n, [b], eps=eps, delta=delta, steps=t)[0]`, compare its `snr`.",
-        "`matched_lr(lr, (batch_size, steps, old_sigma), (B, T, new_sigma))`"), _ADVICE_SLIPS)
-    with trial.holds("four times the compute"):
-        trial.same(_advice, 12_000, 3., 1e-5, 2., 256, 1024, 4)
-    with trial.holds("eight times, another data set"):
-        trial.same(_advice, 50_000, 3., 1e-5, 1., 512, 100, 8)
-    with trial.holds("a batch above n is none"):
-        trial.same(_advice, 12_000, 3., 1e-5, 2., 4096, 256, 4)
-    with trial.holds("nothing more to spend: the run stays as it is"):
-        trial.same(_advice, 12_000, 3., 1e-5, 2., 256, 1024, 1)
-    return trial.card()
+        "For each: `sigma_table(n, [b], eps=eps, delta=delta, steps=t)[0]`; the first whose `snr` "
+        "is at least .97 times the largest.",
+        "`matched_lr(lr, (batch_size, steps, old_sigma), (B, T, new_sigma))`"))
 
 # %% ../../nbs/exercises/scaling.ipynb #79c3add0
-def _enough(found, error=None, best=None, errors=2.):
+def _variance(a):
+    return a.var()/len(a)
+
+
+def _enough(found, error=lambda a, b: (_variance(a) + _variance(b))**.5, best=None, errors=2.):
     "The smallest T that is not clearly below the best."
     top = best or max(found, key=lambda t: found[t].mean())
-
-    def usual(a, b):
-        return (a.var()/len(a) + b.var()/len(b))**.5
-    error = error or usual
     return min(t for t in found
                if found[top].mean() - found[t].mean() <= errors*error(found[t], found[top]))
 
 
 def _walked(found):
     "A slip: down from the best, as long as it is level."
-    at = max(found, key=lambda t: found[t].mean())
-    top = at
+    at = top = max(found, key=lambda t: found[t].mean())
     for t in sorted((t for t in found if t < top), reverse=True):
         if _enough({t: found[t], top: found[top]}) != t:
             break
@@ -149,24 +142,9 @@ def _walked(found):
     return at
 
 
-_ENOUGH_SLIPS = {
-    "that is the best mean: an earlier one may be level with it":
-        lambda found: max(found, key=lambda t: found[t].mean()),
-    "a mean of n runs spreads by std/sqrt(n)":
-        lambda found: _enough(found, lambda a, b: (a.var() + b.var())**.5),
-    "both means are uncertain: add the variances of both":
-        lambda found: _enough(found, lambda a, b: (a.var()/len(a))**.5),
-    "two standard errors, not one": lambda found: _enough(found, errors=1.),
-    "compare with the best mean, not with the last T":
-        lambda found: _enough(found, best=max(found)),
-    "a T that is not level may have a level one before it: look at all": _walked,
-    "each mean has a spread and a number of runs of its own":
-        lambda found: _enough(found, lambda a, b: (2*b.var()/3)**.5),
-    "the two spreads differ: add var/n of both":
-        lambda found: _enough(found, lambda a, b: (2*b.var()/len(b))**.5),
-    "the number of runs differs from T to T: use len":
-        lambda found: _enough(found, lambda a, b: (a.var()/3 + b.var()/3)**.5),
-}
+def _another(error):
+    "A slip with another error of the difference; the second run is the best one."
+    return lambda found: _enough(found, error)
 
 # %% ../../nbs/exercises/scaling.ipynb #7088be6d
 _ENOUGH_CASES = {  # mean (above 80), spread and seeds of T = 64 | 128 | 256 | ...
@@ -195,19 +173,33 @@ def _found(generator, case):
         found[2**k] = 80 + mean + spread*(base/base.std())[order]
     return found
 
+
+def _drawn(cases):
+    return lambda trial: [(_found(trial.generator, case),) for case in cases]
+
 # %% ../../nbs/exercises/scaling.ipynb #435662bb
-def check_enough_steps(
-    your_function,  # `enough_steps(found)`, a key of `found`
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge where more steps stop paying, by means and their standard errors."
-    trial = Trial(your_function, "check_enough_steps", seed, (
+check_enough_steps = Exercise(
+    "check_enough_steps", "`enough_steps(found)`: where more steps stop paying, by means and their "
+    "standard errors, a key of `found`.",
+    truth=_enough,
+    rtol=0.,
+    properties={text: _drawn(cases) for text, cases in _ENOUGH_CASES.items()},
+    slips={
+        "that is the best mean: an earlier one may be level with it":
+            lambda found: max(found, key=lambda t: found[t].mean()),
+        "a mean of n runs spreads by std/sqrt(n)": _another(lambda a, b: (a.var() + b.var())**.5),
+        "both means are uncertain: add the variances of both":
+            _another(lambda a, b: _variance(a)**.5),
+        "two standard errors, not one": lambda found: _enough(found, errors=1.),
+        "compare with the best mean, not with the last T":
+            lambda found: _enough(found, best=max(found)),
+        "a T that is not level may have a level one before it: look at all": _walked,
+        "each mean has a spread and a number of runs of its own":
+            _another(lambda a, b: (2*b.var()/3)**.5),
+        "the two spreads differ: add var/n of both": _another(lambda a, b: (2*_variance(b))**.5),
+        "the number of runs differs from T to T: use len":
+            _another(lambda a, b: (a.var()/3 + b.var()/3)**.5)},
+    hints=(
         "First the T with the best mean; then who is level with it?",
         "The standard error of a difference: the root of var(a)/len(a) + var(b)/len(b).",
-        "The smallest T with best_mean - mean <= 2*error; `.var()` divides by n - 1."),
-        _ENOUGH_SLIPS)
-    for text, cases in _ENOUGH_CASES.items():
-        with trial.holds(text):
-            for case in cases:
-                trial.same(_enough, _found(trial.generator, case), rtol=0.)
-    return trial.card()
+        "The smallest T with best_mean - mean <= 2*error; `.var()` divides by n - 1."))

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from ..data import dice
-from .cards import Trial
+from .cards import Exercise
 
 # %% ../../nbs/exercises/segmentation.ipynb #319ec9a8
 def _ratio(predicted, y, classes, top, bottom):
@@ -27,89 +27,82 @@ def _ratio(predicted, y, classes, top, bottom):
     return torch.tensor(scores, dtype=torch.float64)
 
 
-def _per_scan(predicted, y, classes):
-    return torch.stack([dice(p, t, classes) for p, t in zip(predicted, y)]).mean(0)
+def _masks(trial, classes):
+    return torch.randint(classes, (3, 8, 5), generator=trial.generator)
 
 
-_DICE_SLIPS = {
-    "that is the intersection over the union: Dice has the sum of both areas below":
-        lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a + b - both),
-    "twice the common pixels: as it stands a perfect prediction gets 1/2":
-        lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a + b),
-    "that is the share of the true pixels that were found: pixels too many must cost, too":
-        lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: b),
-    "that is the share of the predicted pixels that are right: missing pixels must cost, too":
-        lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a),
-    "you average over scans: count the pixels of all scans together": _per_scan,
-}
+def _perfect(trial):
+    y = _masks(trial, 4)
+    return [(y, y, 4)]
+
+
+def _uneven(trial):
+    y = _masks(trial, 3)
+    y[0] = 0
+    return [(_masks(trial, 3), y, 3)]
 
 # %% ../../nbs/exercises/segmentation.ipynb #48302e06
-def check_dice(
-    your_function,  # `dice_scores(predicted, y, classes)`, (classes,) numbers
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a Dice score per class."
-    trial = Trial(your_function, "check_dice", seed, (
+check_dice = Exercise(
+    "check_dice", "`dice_scores(predicted, y, classes)`: a Dice score per class.",
+    truth=dice,
+    properties={
+        "a perfect prediction has 1 everywhere": _perfect,
+        "random predictions":
+            lambda trial: [(_masks(trial, 4), _masks(trial, 4), 4) for _ in range(3)],
+        "scans of different sizes of a class": _uneven,
+        "a class that is nowhere has 1, one on one side only has 0":
+            lambda trial: [(_masks(trial, 2), 1 + _masks(trial, 2), 5)]},
+    slips={
+        "that is the intersection over the union: Dice has the sum of both areas below":
+            lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a + b - both),
+        "twice the common pixels: as it stands a perfect prediction gets 1/2":
+            lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a + b),
+        "that is the share of the true pixels that were found: pixels too many must cost, too":
+            lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: b),
+        "that is the share of the predicted pixels that are right: missing pixels must cost, too":
+            lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a),
+        "you average over scans: count the pixels of all scans together":
+            lambda p, y, k: torch.stack([dice(u, v, k) for u, v in zip(p, y)]).mean(0)},
+    hints=(
         "For one class: where is it predicted, where is it true, where both?",
         "2*both/(predicted + true), counted over all scans at once.",
         "`a, b = predicted == c, y == c`, then `2*(a & b).sum()/(a.sum() + b.sum())`; 1 if the "
-        "sum below is 0"), _DICE_SLIPS)
-
-    def masks(classes, n=3):
-        return torch.randint(classes, (n, 8, 5), generator=trial.generator)
-    with trial.holds("a perfect prediction has 1 everywhere"):
-        y = masks(4)
-        trial.same(dice, y, y, 4)
-    with trial.holds("random predictions"):
-        for _ in range(3):
-            trial.same(dice, masks(4), masks(4), 4)
-    with trial.holds("scans of different sizes of a class"):
-        y = masks(3)
-        y[0] = 0
-        trial.same(dice, masks(3), y, 3)
-    with trial.holds("a class that is nowhere has 1, one on one side only has 0"):
-        trial.same(dice, masks(2), 1 + masks(2), 5)
-    return trial.card()
+        "sum below is 0"))
 
 # %% ../../nbs/exercises/segmentation.ipynb #0012e708
-def _own_share(x, owners, exclude=True, shift=0):
+def _own_share(x, owners, exclude=True):
     "Share of scans whose nearest other scan has the same owner."
     flat = x.double().flatten(1)
     far = torch.cdist(flat, flat)
     if exclude:
         far.fill_diagonal_(math.inf)
-    nearest = far.argmin(1)
-    return (owners[nearest] == owners.roll(shift)).double().mean().item()
+    return (owners[far.argmin(1)] == owners).double().mean().item()
 
 
-def check_own_share(
-    your_function,  # `own_share(x, owners)`, a number from 0 to 1
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the share of scans whose most similar other scan is of the same person."
-    slips = {
+def _people(trial, noise, scans=4, count=5):
+    owners = torch.arange(count).repeat(scans)
+    faces = trial.normal(count, 1, 4, 4).float()[owners]
+    return faces + noise*trial.normal(*faces.shape).float(), owners
+
+
+check_own_share = Exercise(
+    "check_own_share", "`own_share(x, owners)`: the share of scans whose most similar other scan "
+    "is of the same person.",
+    truth=_own_share,
+    properties={
+        "scans of a person are alike": lambda trial: [_people(trial, .01)],
+        "and less so with more noise":
+            lambda trial: [_people(trial, noise) for noise in (.7, 1.5, 3.)],
+        "one scan each: nobody has a second one":
+            lambda trial: [_people(trial, 1., scans=1, count=6)]},
+    slips={
         "every scan is most like itself: leave it out": lambda x, o: _own_share(x, o, False),
         "a share, not a count": lambda x, o: _own_share(x, o)*len(x),
-        "that is the share of the others": lambda x, o: 1 - _own_share(x, o),
-    }
-    trial = Trial(your_function, "check_own_share", seed, (
+        "that is the share of the others": lambda x, o: 1 - _own_share(x, o)},
+    hints=(
         "Distances between all pairs: `torch.cdist` of the flattened scans.",
         "Put infinity on the diagonal, then `argmin(1)` is the nearest other scan.",
-        "`(owners[nearest] == owners).double().mean()`"), slips)
-
-    def people(noise, scans=4, count=5):
-        g = trial.generator
-        owners = torch.arange(count).repeat(scans)
-        faces = torch.randn(count, 1, 4, 4, generator=g)[owners]
-        return faces + noise*torch.randn(faces.shape, generator=g), owners
-    with trial.holds("scans of a person are alike"):
-        trial.same(_own_share, *people(.01))
-    with trial.holds("and less so with more noise"):
-        for noise in (.7, 1.5, 3.):
-            trial.same(_own_share, *people(noise))
-    with trial.holds("one scan each: nobody has a second one"):
-        trial.same(_own_share, *people(1., scans=1, count=6))
-    return trial.card()
+        "`(owners[nearest] == owners).double().mean()`"))
 
 # %% ../../nbs/exercises/segmentation.ipynb #0ed6ee9e
 def _moved(n, d, sigma, steps, generator, divisor=None, once=False, same=False, flat=False):
@@ -137,34 +130,40 @@ def _mean_of(function, case, generator, runs):
     values = torch.tensor(seen, dtype=torch.float64)
     return values.mean().item(), values.std().item()/runs**.5
 
+
+def _on_average(*cases):
+    "A property: the mean of 40 answers is right; else the slip whose mean is nearest is named."
+    def judged(trial):
+        for case in cases:
+            got, _ = _mean_of(trial, case, trial.fresh_generator, 40)
+            want, error = _mean_of(_moved, case, trial.fresh_generator, 400)
+            slips = {why: _mean_of(partial(_moved, **slip), case, trial.fresh_generator, 40)[0]
+                     for why, slip in _AGREEMENT_SLIPS.items()}
+            near = {why: abs(got - value) for why, value in slips.items()}
+            why = min(near, key=near.get)
+            close = abs(got - want) <= 20*error + .001  # six standard errors of the difference
+            trial.need(close, f"for n, d, sigma, steps = {case}: {got:.3f} on average, "
+                       f"expected {want:.3f}", why if near[why] < abs(got - want)/3 else "")
+    return judged
+
+
+def _one_direction(trial):
+    got = trial(50, 1, 1., 4, trial.fresh_generator())
+    trial.need(abs(got - 1) < 1e-5, f"for n, d, sigma, steps = 50, 1, 1, 4: got {got}, "
+               "expected 1", "a cosine: divide by the length of where the weights went")
+
 # %% ../../nbs/exercises/segmentation.ipynb #2fdeec40
-def check_agreement(
-    your_function,  # `agreement(n, d, sigma, steps, generator)`, a cosine
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge how far noise turns what all units agree on."
-    trial = Trial(your_function, "check_agreement", seed, (
+check_agreement = Exercise(
+    "check_agreement", "`agreement(n, d, sigma, steps, generator)`: how far noise turns what all "
+    "units agree on, a cosine.",
+    truth=lambda *case: 1.,
+    properties={
+        "without noise all goes where everybody points":
+            lambda trial: [(7, 20, 0., 3, trial.fresh_generator())],
+        "one direction only: a little noise cannot turn it": _one_direction,
+        "noise in d directions, divided by n, new in every step":
+            _on_average((20, 36, 10., 4), (30, 400, 6., 16), (5, 900, .6, 25))},
+    hints=(
         "Start at `torch.zeros(d)`. A step adds the mean, 1 in the first coordinate, and noise.",
         "The noise of a step: `sigma/n*torch.randn(d, generator=generator)`, new ones every time.",
         "After all steps: `(moved[0]/moved.norm()).item()`"))
-
-    def judged(*case):
-        got, _ = _mean_of(trial, case, trial.fresh_generator, 40)
-        want, error = _mean_of(_moved, case, trial.fresh_generator, 400)
-        slips = {why: _mean_of(partial(_moved, **slip), case, trial.fresh_generator, 40)[0]
-                 for why, slip in _AGREEMENT_SLIPS.items()}
-        near = {why: abs(got - value) for why, value in slips.items()}
-        close = abs(got - want) <= 20*error + .001  # six standard errors of the difference
-        why = min(near, key=near.get)
-        trial.need(close, f"for n, d, sigma, steps = {case}: {got:.3f} on average, "
-                   f"expected {want:.3f}", why if near[why] < abs(got - want)/3 else "")
-    with trial.holds("without noise all goes where everybody points"):
-        trial.same(lambda *args: 1., 7, 20, 0., 3, trial.fresh_generator())
-    with trial.holds("one direction only: a little noise cannot turn it"):
-        got = trial(50, 1, 1., 4, trial.fresh_generator())
-        trial.need(abs(got - 1) < 1e-5, f"for n, d, sigma, steps = 50, 1, 1, 4: got {got}, "
-                   "expected 1", "a cosine: divide by the length of where the weights went")
-    with trial.holds("noise in d directions, divided by n, new in every step"):
-        for case in ((20, 36, 10., 4), (30, 400, 6., 16), (5, 900, .6, 25)):
-            judged(*case)
-    return trial.card()

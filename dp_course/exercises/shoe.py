@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from .cards import Trial
+from .cards import Exercise, below
 from ..privacy import PLDAccountant
 
 # %% ../../nbs/exercises/shoe.ipynb #693e33c2
@@ -18,70 +18,44 @@ def _tempered(x, scale, temperature, offset):
     return scale*torch.sigmoid(temperature*x) - offset
 
 
-_TEMPERED_SLIPS = {
-    "the offset is taken away at the end, not multiplied along":
-        lambda x, s, T, o: s*(torch.sigmoid(T*x) - o),
-    "the temperature multiplies what goes in, not what comes out":
-        lambda x, s, T, o: s*T*torch.sigmoid(x) - o,
-    "a temperature that divides would make the curve flatter; here it makes it steeper":
-        lambda x, s, T, o: s*torch.sigmoid(x/T) - o,
-    "the offset is taken away: it moves the curve down":
-        lambda x, s, T, o: s*torch.sigmoid(T*x) + o,
-    "that is tanh, the member (2, 2, 1); the others are missing":
-        lambda x, s, T, o: torch.tanh(x),
-}
+def _any_three(trial):
+    x, (s, T, o) = 3*trial.normal(5), (trial.uniform(.5, 1.5) for _ in range(3))
+    return [(x, s, T, o), (x, 2*s, T/2, o/3)]
 
 
-def check_tempered(
-    your_function,  # `tempered(x, scale, temperature, offset)`, of the shape of x
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the tempered sigmoid."
-    trial = Trial(your_function, "check_tempered", seed, (
+check_tempered = Exercise(
+    "check_tempered", "`tempered(x, scale, temperature, offset)`: the tempered sigmoid, of the "
+    "shape of x.",
+    truth=_tempered,
+    properties={
+        "any three numbers": _any_three,
+        "(2, 2, 1) is tanh": lambda trial: [(trial.normal(5), 2., 2., 1.)],
+        "(1, 1, 0) is the sigmoid itself": lambda trial: [(trial.normal(5), 1., 1., 0.)],
+        "far out it is flat, and no NaN": [(torch.tensor([-1e4, 1e4]), 1.2, .7, .9)]},
+    slips={
+        "the offset is taken away at the end, not multiplied along":
+            lambda x, s, T, o: s*(torch.sigmoid(T*x) - o),
+        "the temperature multiplies what goes in, not what comes out":
+            lambda x, s, T, o: s*T*torch.sigmoid(x) - o,
+        "a temperature that divides would make the curve flatter; here it makes it steeper":
+            lambda x, s, T, o: s*torch.sigmoid(x/T) - o,
+        "the offset is taken away: it moves the curve down":
+            lambda x, s, T, o: s*torch.sigmoid(T*x) + o,
+        "that is tanh, the member (2, 2, 1); the others are missing":
+            lambda x, s, T, o: torch.tanh(x)},
+    hints=(
         "Three numbers: one for the height, one for the steepness, one for where it sits.",
         "`torch.sigmoid` is the curve; what is multiplied inside it, what outside?",
-        "`scale*torch.sigmoid(temperature*x) - offset`"), _TEMPERED_SLIPS)
-    x = 3*torch.randn(5, generator=trial.generator, dtype=torch.float64)
-    s, T, o = (.5 + torch.rand(3, generator=trial.generator)).tolist()
-    with trial.holds("any three numbers"):
-        trial.same(_tempered, x, s, T, o)
-        trial.same(_tempered, x, 2*s, T/2, o/3)
-    with trial.holds("(2, 2, 1) is tanh"):
-        trial.same(lambda x, *_: torch.tanh(x), x, 2., 2., 1.)
-    with trial.holds("(1, 1, 0) is the sigmoid itself"):
-        trial.same(lambda x, *_: torch.sigmoid(x), x, 1., 1., 0.)
-    with trial.holds("far out it is flat, and no NaN"):
-        trial.same(_tempered, torch.tensor([-1e4, 1e4]), s, T, o)
-    return trial.card()
+        "`scale*torch.sigmoid(temperature*x) - offset`"))
 
 # %% ../../nbs/exercises/shoe.ipynb #50f541c6
-def _mean_of(rows):
-    return sum(row["accuracy"] for row in rows)/len(rows)
-
-
-def _choice(rows, act, stage="tune"):
+def _choice(rows, act, stage="tune", of=lambda scores: sum(scores)/len(scores)):
     "Best mean over seeds; of equals the smaller rate."
     tried = {}
     for row in rows:
         if row["stage"] == stage and act in (None, row["act"]):
-            tried.setdefault((row["lr"], row["max_norm"]), []).append(row)
-    return max(tried, key=lambda point: (_mean_of(tried[point]), -point[0]))
-
-
-def _best_row(rows, act):
-    mine = [row for row in rows if row["stage"] == "tune" and row["act"] == act]
-    best = max(mine, key=lambda row: (row["accuracy"], -row["lr"]))
-    return best["lr"], best["max_norm"]
-
-
-_CHOICE_SLIPS = {
-    "you chose on the test set: those rows are for the end": lambda rows, act:
-        _choice(rows, act, "final"),
-    "you used what suits the others: every activation gets its own": lambda rows, act:
-        _choice(rows, None),
-    "one lucky seed: compare the means over seeds": _best_row,
-    "threshold first, then rate": lambda rows, act: _choice(rows, act)[::-1],
-}
+            tried.setdefault((row["lr"], row["max_norm"]), []).append(row["accuracy"])
+    return max(tried, key=lambda point: (of(tried[point]), -point[0]))
 
 # %% ../../nbs/exercises/shoe.ipynb #05c25113
 _TRIED = (  # act, lr, max_norm, accuracies of two seeds
@@ -90,38 +64,43 @@ _TRIED = (  # act, lr, max_norm, accuracies of two seeds
     ("sigmoid", 8., .1, (.88, .88)), ("sigmoid", 16., .1, (.83, .83)))
 
 
-def _rows(generator, luck=.001):
+def _tuned(trial, act, luck):
     "Tuning rows as above, with a little luck, and final rows that speak for another choice."
-    rows = []
-    for act, lr, norm, scores in _TRIED:
-        for seed, score in enumerate(scores):
-            score += luck*torch.rand((), generator=generator).item()
-            rows.append(dict(stage="tune", act=act, lr=lr, max_norm=norm, seed=seed,
-                             accuracy=score))
-    rows += [dict(stage="final", act=act, lr=3., max_norm=.2, seed=0, accuracy=.95)
-             for act in ("tanh", "relu", "sigmoid")]
-    order = torch.randperm(len(rows), generator=generator).tolist()
-    return [rows[i] for i in order]
+    rows = [dict(stage="tune", act=name, lr=lr, max_norm=norm, seed=seed,
+                 accuracy=score + luck*trial.uniform(0, 1))
+            for name, lr, norm, scores in _TRIED for seed, score in enumerate(scores)]
+    rows += [dict(stage="final", act=name, lr=3., max_norm=.2, seed=0, accuracy=.95)
+             for name in ("tanh", "relu", "sigmoid")]
+    order = torch.randperm(len(rows), generator=trial.generator).tolist()
+    return [rows[i] for i in order], act
 
 
-def check_fair_choice(
-    your_function,  # `fair_choice(rows, act)`: (lr, max_norm)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge who chooses a rate and a threshold for an activation."
-    trial = Trial(your_function, "check_fair_choice", seed, (
+def _equals():
+    return [dict(stage="tune", act="tanh", lr=lr, max_norm=.1, seed=0, accuracy=.8)
+            for lr in (4., 2., 8.)]
+
+
+check_fair_choice = Exercise(
+    "check_fair_choice", "`fair_choice(rows, act)`: the rate and the threshold, (lr, max_norm), "
+    "that tuning chooses for an activation.",
+    truth=_choice,
+    rtol=0.,
+    properties={
+        "what suits tanh": lambda trial: [_tuned(trial, "tanh", luck) for luck in (.001, 0.)],
+        "what suits relu": lambda trial: [_tuned(trial, "relu", luck) for luck in (.001, 0.)],
+        "of equals the smaller rate": [(_equals(), "tanh")]},
+    slips={
+        "you chose on the test set: those rows are for the end":
+            lambda rows, act: _choice(rows, act, "final"),
+        "you used what suits the others: every activation gets its own":
+            lambda rows, act: _choice(rows, None),
+        "one lucky seed: compare the means over seeds":
+            lambda rows, act: _choice(rows, act, of=max),
+        "threshold first, then rate": lambda rows, act: _choice(rows, act)[::-1]},
+    hints=(
         "Throw away the rows of other activations and of the final stage first.",
         "Collect the accuracies of each pair (lr, max_norm) in a dict, and compare their means.",
-        "`max(tried, key=lambda p: (sum(tried[p])/len(tried[p]), -p[0]))`"), _CHOICE_SLIPS)
-    for act in ("tanh", "relu"):
-        with trial.holds(f"what suits {act}"):
-            trial.same(_choice, _rows(trial.generator), act, rtol=0.)
-            trial.same(_choice, _rows(trial.generator, 0.), act, rtol=0.)
-    with trial.holds("of equals the smaller rate"):
-        same = [dict(stage="tune", act="tanh", lr=lr, max_norm=.1, seed=0, accuracy=.8)
-                for lr in (4., 2., 8.)]
-        trial.same(_choice, same, "tanh", rtol=0.)
-    return trial.card()
+        "`max(tried, key=lambda p: (sum(tried[p])/len(tried[p]), -p[0]))`"))
 
 # %% ../../nbs/exercises/shoe.ipynb #9c75580c
 def _bill(*runs, delta=1e-5):
@@ -136,84 +115,73 @@ def _both(q, steps, sigma, first_steps, first_sigma):
     return _bill((q, sigma, steps), (q, first_sigma, first_steps))
 
 
-_BILL_SLIPS = {
-    "the first run looked at the same people: it must be paid for, too":
-        lambda q, steps, sigma, first_steps, first_sigma: _bill((q, sigma, steps)),
-    "adding two eps is an upper bound, and it costs two delta: compose the steps instead":
-        lambda q, steps, sigma, first_steps, first_sigma:
-            _bill((q, sigma, steps)) + _bill((q, first_sigma, first_steps)),
-    "the dearer of two runs is not the bill of both":
-        lambda q, steps, sigma, first_steps, first_sigma:
-            max(_bill((q, sigma, steps)), _bill((q, first_sigma, first_steps))),
-    "all steps at one noise: each run has its own":
-        lambda q, steps, sigma, first_steps, first_sigma: _bill((q, sigma, steps + first_steps)),
-}
+def _each(of):
+    "A slip: the two bills apart."
+    return lambda q, steps, sigma, first_steps, first_sigma: of(
+        _bill((q, sigma, steps)), _bill((q, first_sigma, first_steps)))
+
+
+def _hardly_any_noise(trial):
+    eps = trial(.02, 200, trial.uniform(1., 2.), 50, .01)
+    trial.need(eps > 1000, f"eps = {eps:.4g}, where ten thousands were spent", leaks=True)
 
 # %% ../../nbs/exercises/shoe.ipynb #5b04841f
-def check_whole_bill(
-    your_function,  # `whole_bill(q, steps, sigma, first_steps, first_sigma)`, eps at delta = 1e-5
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the bill of a run whose first weights came from a run on the same data."
-    trial = Trial(your_function, "check_whole_bill", seed, (
+check_whole_bill = Exercise(
+    "check_whole_bill", "`whole_bill(q, steps, sigma, first_steps, first_sigma)`: eps at "
+    "delta = 1e-5 of a run whose first weights came from a run on the same data.",
+    truth=_both,
+    rtol=2e-3,
+    unsafe=below,
+    properties={
+        "two runs": lambda trial: [(.02, 200, trial.uniform(1., 2.), 100, trial.uniform(1., 2.))],
+        "a first run with less noise": lambda trial: [(.02, 200, trial.uniform(1., 2.), 100, .7)],
+        "no first run: nothing to add": lambda trial: [(.02, 200, trial.uniform(1., 2.), 0, 1.)],
+        "hardly any noise in the first run": _hardly_any_noise},
+    slips={
+        "the first run looked at the same people: it must be paid for, too":
+            lambda q, steps, sigma, first_steps, first_sigma: _bill((q, sigma, steps)),
+        "adding two eps is an upper bound, and it costs two delta: compose the steps instead":
+            _each(lambda a, b: a + b),
+        "the dearer of two runs is not the bill of both": _each(max),
+        "all steps at one noise: each run has its own":
+            lambda q, steps, sigma, first_steps, first_sigma:
+                _bill((q, sigma, steps + first_steps))},
+    hints=(
         "An accountant adds up steps, whichever run they belong to.",
         "`PLDAccountant()` has `step(q, sigma, n)`: call it once for each run that took steps.",
         "`account.step(q, sigma, steps)`, `account.step(q, first_sigma, first_steps)` if there "
-        "were any, then `account.epsilon(1e-5)`"), _BILL_SLIPS)
-    sigma, first = (1. + torch.rand(2, generator=trial.generator)).tolist()
-    with trial.holds("two runs"):
-        trial.same(_both, .02, 200, sigma, 100, first, rtol=2e-3)
-    with trial.holds("a first run with less noise"):
-        trial.same(_both, .02, 200, sigma, 100, .7, rtol=2e-3)
-    with trial.holds("no first run: nothing to add"):
-        trial.same(_both, .02, 200, sigma, 0, 1., rtol=2e-3)
-    with trial.holds("hardly any noise in the first run"):
-        eps = trial(.02, 200, sigma, 50, .01)
-        trial.need(eps > 1000, f"eps = {eps:.4g}, where ten thousands were spent")
-    return trial.card()
+        "were any, then `account.epsilon(1e-5)`"))
 
 # %% ../../nbs/exercises/shoe.ipynb #dafeda7d
-def _interval(a, b, errors=2.):
+def _interval(a, b, errors=2., correction=1, of_means=True):
     gap = (a.mean() - b.mean()).item()
-    error = math.sqrt(a.var().item()/len(a) + b.var().item()/len(b))
-    return gap - errors*error, gap + errors*error
+    parts = [v.var(correction=correction).item()/(len(v) if of_means else 1) for v in (a, b)]
+    return gap - errors*math.sqrt(sum(parts)), gap + errors*math.sqrt(sum(parts))
 
 
-def _spread(a, b):
-    gap, width = (a.mean() - b.mean()).item(), 2*math.sqrt((a.var() + b.var()).item())
-    return gap - width, gap + width
-
-
-def _biased(a, b):
-    gap = (a.mean() - b.mean()).item()
-    parts = [v.var(correction=0).item()/len(v) for v in (a, b)]
-    return gap - 2*math.sqrt(sum(parts)), gap + 2*math.sqrt(sum(parts))
-
-
-_GAP_SLIPS = {
-    "that is the spread of single runs: the mean of n runs varies by 1/sqrt(n) of it": _spread,
-    "divide the squares by n - 1: the mean was estimated from the same few seeds": _biased,
-    "one standard error holds two times in three only: take two": lambda a, b: _interval(a, b, 1.),
-    "the wrong way round: a minus b": lambda a, b: _interval(b, a),
-}
+def _accuracies(trial, *runs):
+    "(n, std, mean) each, above 85."
+    return [tuple(85 + mean + std*trial.normal(n) for n, std, mean in runs)]
 
 # %% ../../nbs/exercises/shoe.ipynb #3f145efb
-def check_gap_interval(
-    your_function,  # `gap_interval(a, b)`: (low, high)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the interval of a difference of means."
-    trial = Trial(your_function, "check_gap_interval", seed, (
+check_gap_interval = Exercise(
+    "check_gap_interval", "`gap_interval(a, b)`: the interval (low, high) of a difference of "
+    "means.",
+    truth=_interval,
+    properties={
+        "three seeds each": lambda trial: _accuracies(trial, (3, .3, 0), (3, .3, -4)),
+        "more seeds of one than of the other":
+            lambda trial: _accuracies(trial, (3, .3, 0), (8, 1., 0)),
+        "the second is better": lambda trial: _accuracies(trial, (4, .2, -9), (4, .2, 0))},
+    slips={
+        "that is the spread of single runs: the mean of n runs varies by 1/sqrt(n) of it":
+            lambda a, b: _interval(a, b, of_means=False),
+        "divide the squares by n - 1: the mean was estimated from the same few seeds":
+            lambda a, b: _interval(a, b, correction=0),
+        "one standard error holds two times in three only: take two":
+            lambda a, b: _interval(a, b, 1.),
+        "the wrong way round: a minus b": lambda a, b: _interval(b, a)},
+    hints=(
         "The variance of a mean of n runs is their variance divided by n.",
         "Variances of independent things add up: a.var()/len(a) + b.var()/len(b).",
-        "`gap - 2*error, gap + 2*error` with `error` the root of that sum"), _GAP_SLIPS)
-
-    def draw(n, std):
-        return 85 + std*torch.randn(n, generator=trial.generator, dtype=torch.float64)
-    with trial.holds("three seeds each"):
-        trial.same(_interval, draw(3, .3), draw(3, .3) - 4)
-    with trial.holds("more seeds of one than of the other"):
-        trial.same(_interval, draw(3, .3), draw(8, 1.))
-    with trial.holds("the second is better"):
-        trial.same(_interval, draw(4, .2) - 9, draw(4, .2))
-    return trial.card()
+        "`gap - 2*error, gap + 2*error` with `error` the root of that sum"))

@@ -10,175 +10,165 @@ import math
 
 import torch
 
-from .cards import Trial
+from .cards import Exercise
 
 # %% ../../nbs/exercises/start.ipynb #7dd4a85b
-def check_rms(
-    your_function,  # `rms(x)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge `rms(x)`: the root of the mean of the squares of all elements of a tensor."
-    trial = Trial(your_function, "check_rms", seed, (
+check_rms = Exercise(
+    "check_rms", "`rms(x)`: the root of the mean of the squares of all elements of a tensor.",
+    truth=lambda x: x.double().norm()/x.numel()**.5,
+    properties={
+        "two numbers: 3 and 4": [(torch.tensor([3., 4.]),)],
+        "a negative number": [(torch.tensor([-2.]),)],
+        "zeros": [(torch.zeros(3),)],
+        "a matrix and a cube of any shape": lambda trial: [
+            (10*trial.normal(*shape).float(),) for shape in ((2, 3), (4, 1, 5))]},
+    slips={
+        "you forgot the root: that is the mean of the squares": lambda x: x.square().mean(),
+        "you summed where you should average: that is the norm": lambda x: x.norm(),
+        "you averaged over the last dimension only": lambda x: x.square().mean(-1).sqrt(),
+        "you averaged |x|: its root mean square is larger": lambda x: x.abs().mean()},
+    hints=(
         "Read the name backwards: first squares, then a mean, then a root.",
         "One number for the whole tensor, whatever its shape.",
-        "`x.square()` has one square per element; `.mean()` and `.sqrt()` follow."), {
-            "you forgot the root: that is the mean of the squares": lambda x: x.square().mean(),
-            "you summed where you should average: that is the norm": lambda x: x.norm(),
-            "you averaged over the last dimension only": lambda x: x.square().mean(-1).sqrt(),
-            "you averaged |x|: its root mean square is larger": lambda x: x.abs().mean()})
-
-    def truth(x):
-        return x.double().norm()/x.numel()**.5
-    with trial.holds("two numbers: 3 and 4"):
-        trial.same(truth, torch.tensor([3., 4.]))
-    with trial.holds("a negative number"):
-        trial.same(truth, torch.tensor([-2.]))
-    with trial.holds("zeros"):
-        trial.same(truth, torch.zeros(3))
-    with trial.holds("a matrix and a cube of any shape"):
-        for shape in ((2, 3), (4, 1, 5)):
-            trial.same(truth, 10*torch.randn(shape, generator=trial.generator))
-    return trial.card()
+        "`x.square()` has one square per element; `.mean()` and `.sqrt()` follow."))
 
 # %% ../../nbs/exercises/start.ipynb #c9115a0d
-def _right_ones():
-    def slowly(x):
-        return math.sqrt(sum(v*v for v in x.flatten().tolist())/x.numel())
-    return {"with torch": lambda x: x.square().mean().sqrt(),
-            "through the norm": lambda x: x.norm()/x.numel()**.5,
-            "in float64": lambda x: x.double().square().mean().sqrt(),
-            "with a loop": slowly}
-
-
-def _wrong_ones():
-    def forgetful(x):
-        return x.square().mean().sqrt() if x.dim() == 1 else x.square().mean(-1).sqrt()
-    return {"nan for everything": lambda x: torch.tensor(math.nan),
-            "no root": lambda x: x.square().mean(),
-            "the norm": lambda x: x.norm(),
-            "the mean of |x|": lambda x: x.abs().mean(),
-            "a tenth of a percent too large": lambda x: 1.001*x.square().mean().sqrt(),
-            "wrong for matrices only": forgetful}
+_RIGHT = {
+    "with torch": lambda x: x.square().mean().sqrt(),
+    "through the norm": lambda x: x.norm()/x.numel()**.5,
+    "in float64": lambda x: x.double().square().mean().sqrt(),
+    "with a loop": lambda x: math.sqrt(sum(v*v for v in x.flatten().tolist())/x.numel())}
+_WRONG = {  # rms -> what a check that believes it has not looked at
+    "nan for everything": (
+        lambda x: torch.tensor(math.nan), "a NaN passed: every comparison with NaN is false"),
+    "no root": (lambda x: x.square().mean(), ""),
+    "the norm": (lambda x: x.norm(), ""),
+    "the mean of |x|": (lambda x: x.abs().mean(), ""),
+    "a tenth of a percent too large": (
+        lambda x: 1.001*x.square().mean().sqrt(), "your tolerance is so wide that errors pass"),
+    "wrong for matrices only": (
+        lambda x: x.square().mean().sqrt() if x.dim() == 1 else x.square().mean(-1).sqrt(),
+        "you tried vectors only: a check is as good as its cases")}
 
 # %% ../../nbs/exercises/start.ipynb #adf10c4f
-def _why_strict(said):
-    if not any(said.values()):
-        return "it believes nobody: what refuses the truth, too, checks nothing"
-    return "equality is too strict: right answers differ in the last digits"
+def _answers(trial):
+    "What the student's check says, of the right ones and of the wrong ones."
+    return ([bool(trial(rms)) for rms in _RIGHT.values()],
+            [bool(trial(rms)) for rms, _ in _WRONG.values()])
 
 
-def _why_fooled(name, said):
-    if all(said.values()):
-        return "it believes everybody: a check that cannot fail checks nothing"
-    return {"nan for everything": "a NaN passed: every comparison with NaN is false",
-            "wrong for matrices only": "you tried vectors only: a check is as good as its cases",
-            "a tenth of a percent too large": "your tolerance is so wide that errors pass",
-            }.get(name, "your cases cannot tell this one from the truth")
+def _believes(rms):
+    def right(trial):
+        why = "equality is too strict: right answers differ in the last digits"
+        if not any(sum(_answers(trial), [])):
+            why = "it believes nobody: what refuses the truth, too, checks nothing"
+        trial.need(trial(rms), "it said False", why)
+    return right
 
 
-def check_is_right(
-    your_function,  # `is_right(rms)`, True or False
-    seed=None,      # nothing is drawn here; for the common form
-):                  # `Card`
-    "Judge a check: it must believe every right `rms` and refuse every wrong one."
-    trial = Trial(your_function, "check_is_right", seed, (
+def _refuses(rms, why):
+    def wrong(trial):
+        missed = why or "your cases cannot tell this one from the truth"
+        if all(sum(_answers(trial), [])):
+            missed = "it believes everybody: a check that cannot fail checks nothing"
+        trial.need(not trial(rms), "it said True", missed)
+    return wrong
+
+
+check_is_right = Exercise(
+    "check_is_right", "`is_right(rms)`: it must believe every right `rms`, no wrong one.",
+    properties={
+        "it answers for every one of them": lambda trial: _answers(trial) and None,
+        **{f"a right one: {name}": _believes(rms) for name, rms in _RIGHT.items()},
+        **{f"a wrong one: {name}": _refuses(*wrong) for name, wrong in _WRONG.items()}},
+    hints=(
         "Call `rms` on inputs for which you know the answer: a vector of two, and a matrix.",
         "Compare up to a tolerance, in the direction that a NaN fails: `gap <= tol`.",
-        "Inputs: [3., 4.] gives 12.5**.5; a 2x3 matrix of 0..5 gives (55/6)**.5; all within 1e-4."))
-    said = {}
-    with trial.holds("it answers for every one of them"):
-        for name, rms in (_right_ones() | _wrong_ones()).items():
-            said[name] = bool(trial(rms))
-    for name in _right_ones():
-        with trial.holds(f"a right one: {name}"):
-            trial.need(said.get(name), "it said False", _why_strict(said))
-    for name in _wrong_ones():
-        with trial.holds(f"a wrong one: {name}"):
-            trial.need(said.get(name) is False, "it said True", _why_fooled(name, said))
-    return trial.card()
+        "Inputs: [3., 4.] gives 12.5**.5; a 2x3 matrix of 0..5 gives (55/6)**.5; all within "
+        "1e-4."))
 
 # %% ../../nbs/exercises/start.ipynb #0c40c008
-def _ratios(trial, n, repeats, runs):
+def _pair(trial):
+    got = trial(10, 50, trial.fresh_generator())
+    trial.need(len(got) == 2, f"got {len(got)} values")
+
+
+def _repeatable(trial):
+    first, second = (trial(7, 20, torch.Generator().manual_seed(trial.seed)) for _ in range(2))
+    trial.need(float(first[0]) == float(second[0]), "two runs differ",
+               "your draws do not come from `generator`")
+
+
+def _agrees(trial):
+    "The measured error against 1/sqrt(n)."
+    errors = [float(trial(n, 400, trial.fresh_generator())[0])*n**.5 for n in (1, 9, 100)]
+    why = "that is the error of one number: average the n numbers of a repetition first"
+    trial.need(all(.75 < e < 1.25 for e in errors),
+               f"error*sqrt(n) for n = 1, 9, 100: {[round(e, 3) for e in errors]}",
+               why if errors[2] > 5 else "")
+
+
+def _honest(trial, n=4, repeats=100, runs=600):
     "(measured - true)/spread of many experiments."
-    true = n**-.5
-    found = []
+    ratios = []
     for _ in range(runs):
-        measured, spread = trial(n, repeats, trial.fresh_generator())
-        trial.need(float(spread) > 0, f"a spread of {float(spread):.3g}")
-        found.append((float(measured) - true)/float(spread))
-    return torch.tensor(found).double()
-
-
-def _why_spread(std, repeats):
-    "Typical reasons for a ratio whose standard deviation is not 1."
+        measured, spread = map(float, trial(n, repeats, trial.fresh_generator()))
+        trial.need(spread > 0, f"a spread of {spread:.3g}")
+        ratios.append((measured - n**-.5)/spread)
+    ratios = torch.tensor(ratios).double()
+    std, why = ratios.std().item(), ""
     if abs(std*repeats**.5 - 1) < .3 or abs(std*(2*repeats)**.5 - 1) < .3:
-        return "that is the spread of one repetition; the measured error is an average over all"
-    if abs(std - .5**.5) < .08:
-        return "the root halves relative errors: error/sqrt(2 repeats), not error/sqrt(repeats)"
-    return ""
+        why = "that is the spread of one repetition; the measured error is an average over all"
+    elif abs(std - .5**.5) < .08:
+        why = "the root halves relative errors: error/sqrt(2 repeats), not error/sqrt(repeats)"
+    trial.need(ratios.mean().abs() < .5 and .85 < std < 1.18, f"it varies by {std:.3g}", why)
 
 # %% ../../nbs/exercises/start.ipynb #c8272c95
-def check_mean_error(
-    your_function,  # `mean_error(n, repeats, generator)`: the measured error, its standard error
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge an experiment: how far is the mean of n standard normals from 0, and how sure is that?"
-    trial = Trial(your_function, "check_mean_error", seed, (
+check_mean_error = Exercise(
+    "check_mean_error", "`mean_error(n, repeats, generator)`: how far is the mean of n standard "
+    "normals from 0, as measured, and how sure is that?",
+    properties={
+        "two numbers: measured error, and its spread": _pair,
+        "the same generator gives the same answer": _repeatable,
+        "the measured error agrees with 1/sqrt(n)": _agrees,
+        "the spread is honest: (measured - true)/spread varies by 1": _honest},
+    hints=(
         "Draw repeats x n numbers at once: `torch.randn(repeats, n, generator=generator)`.",
         "The error is the root of the mean, over the repetitions, of the squared row means.",
         "With m the (repeats,) row means: `error = m.square().mean().sqrt()`, and its standard "
         "error is `error/(2*repeats)**.5`."))
-    with trial.holds("two numbers: measured error, and its spread"):
-        got = trial(10, 50, trial.fresh_generator())
-        trial.need(len(got) == 2, f"got {len(got)} values")
-    with trial.holds("the same generator gives the same answer"):
-        again = [trial(7, 20, torch.Generator().manual_seed(trial.seed)) for _ in range(2)]
-        trial.need(float(again[0][0]) == float(again[1][0]), "two runs differ",
-                   "your draws do not come from `generator`")
-    with trial.holds("the measured error agrees with 1/sqrt(n)"):
-        errors = [float(trial(n, 400, trial.fresh_generator())[0])*n**.5 for n in (1, 9, 100)]
-        trial.need(all(.75 < e < 1.25 for e in errors),
-                   f"error*sqrt(n) for n = 1, 9, 100: {[round(e, 3) for e in errors]}",
-                   "that is the error of one number: average the n numbers of a repetition first"
-                   if errors[2] > 5 else "")
-    with trial.holds("the spread is honest: (measured - true)/spread varies by 1"):
-        ratios = _ratios(trial, 4, 100, 600)
-        trial.need(ratios.mean().abs() < .5 and 0.85 < ratios.std() < 1.18,
-                   f"it varies by {ratios.std():.3g}", _why_spread(ratios.std().item(), 100))
-    return trial.card()
 
 # %% ../../nbs/exercises/start.ipynb #67c44219
 def _differences(sums):
     return [b - a for a, b in zip([0., *sums], sums)]
 
 
-def check_secrets(
-    your_function,  # `secrets(means)`, the secret list
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge `secrets(means)`: the list whose first 1, 2, ..., n values have these means."
-    def truth(means):
-        return _differences([i*m for i, m in enumerate(means, 1)])
-    trial = Trial(your_function, "check_secrets", seed, (
+def _secrets(means, first=1):
+    return _differences([i*m for i, m in enumerate(means, first)])
+
+
+def _ages(trial, n):
+    ages = torch.randint(18, 90, (n,), generator=trial.generator).double()
+    return [((ages.cumsum(0)/torch.arange(1, n + 1)).tolist(),)]
+
+
+check_secrets = Exercise(
+    "check_secrets", "`secrets(means)`: the list whose first 1, 2, ..., n values have these means.",
+    truth=_secrets,
+    rtol=1e-3,
+    properties={
+        "the three values 1, 2, 3": [([1., 1.5, 2.],)],
+        "ten ages, drawn afresh": lambda trial: _ages(trial, 10),
+        "a list of one": lambda trial: _ages(trial, 1),
+        "a hundred ages": lambda trial: _ages(trial, 100)},
+    slips={
+        "these are differences of the means: multiply by 1, 2, ... first": _differences,
+        "these are the sums: two neighbours still have to be subtracted":
+            lambda means: [i*m for i, m in enumerate(means, 1)],
+        "you counted from 0: the k-th mean is over k values, not k - 1":
+            lambda means: _secrets(means, 0),
+        "the first secret is missing": lambda means: _secrets(means)[1:]},
+    hints=(
         "The k-th mean times k is a sum.",
         "Two neighbouring sums differ by exactly one secret.",
-        "secret k = k*means[k-1] - (k-1)*means[k-2], and the first mean is the first secret."), {
-            "these are differences of the means: multiply by 1, 2, ... first": _differences,
-            "these are the sums: two neighbours still have to be subtracted":
-                lambda means: [i*m for i, m in enumerate(means, 1)],
-            "you counted from 0: the k-th mean is over k values, not k - 1":
-                lambda means: _differences([i*m for i, m in enumerate(means)]),
-            "the first secret is missing": lambda means: truth(means)[1:]})
-
-    def means(n):
-        ages = torch.randint(18, 90, (n,), generator=trial.generator).double()
-        return (ages.cumsum(0)/torch.arange(1, n + 1)).tolist()
-    with trial.holds("the three values 1, 2, 3"):
-        trial.same(truth, [1., 1.5, 2.], rtol=1e-3)
-    with trial.holds("ten ages, drawn afresh"):
-        trial.same(truth, means(10), rtol=1e-3)
-    with trial.holds("a list of one"):
-        trial.same(truth, means(1), rtol=1e-3)
-    with trial.holds("a hundred ages"):
-        trial.same(truth, means(100), rtol=1e-3)
-    return trial.card()
+        "secret k = k*means[k-1] - (k-1)*means[k-2], and the first mean is the first secret."))

@@ -8,35 +8,19 @@ __all__ = ['check_noise_for', 'check_must_pay', 'check_private_accuracy', 'check
 # %% ../../nbs/exercises/trainer.ipynb #460dc7fc
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .cards import Trial, gap
+from .cards import Exercise, below, gap
 from ..gradients import FlatClip, loop_grad_sum
 
 # %% ../../nbs/exercises/trainer.ipynb #ddc97eeb
 def _related(a, b):
     "Correlation of two noises, as far as it can be told."
     a, b = (torch.as_tensor(v).double().flatten() for v in (a, b))
-    if len(a) != len(b):
-        return 1.
-    return abs(torch.corrcoef(torch.stack([a, b]))[0, 1].item())
-
-
-def _need_apart(
-    trial,
-    first,  # noise of another case
-    *case,
-    said,   # what is different
-    why,    # the diagnosis if the noise is not
-):
-    "Refuse noise that is like the first."
-    again = trial(*case)
-    how = _related(first, again)
-    trial.need(how < .2, f"{said}: correlation {how:.2f} with the noise before", why)
+    return abs(torch.corrcoef(torch.stack([a, b]))[0, 1].item()) if len(a) == len(b) else 1.
 
 
 def _last_digit(total):
@@ -46,60 +30,72 @@ def _last_digit(total):
     return other
 
 
-def _need_separated(trial, total):
-    "Refuse a name in which seed and t run into each other."
-    first = trial("run", 11, total)
-    for seed in ("run1", "1run"):
-        _need_apart(trial, first, seed, 1, total, said=f"seed {seed!r}, step 1, and 'run', step 11",
-                    why="two names that read the same: put a separator between seed and t")
+_SEPARATE = "two names that read the same: put a separator between seed and t"
+_TWINS = {  # what is different, from ("run", 11, total) -> (change, the diagnosis if noise is not)
+    "another step, another seed, another sum: unrelated noise": {
+        "the next step": (
+            lambda seed, t, total: (seed, t + 1, total),
+            "every step has the same noise: t belongs into the name"),
+        "another seed": (
+            lambda seed, t, total: ("Run", t, total),
+            "whoever reads the code knows your noise: the seed belongs into the name"),
+        "another sum": (
+            lambda seed, t, total: (seed, t, total + 1),
+            "one label changed, and the noise is the same: the sum belongs into the name"),
+        "seed 'run1', step 1": (lambda seed, t, total: ("run1", 1, total), _SEPARATE),
+        "seed '1run', step 1": (lambda seed, t, total: ("1run", 1, total), _SEPARATE)},
+    "down to the last digit, and in this order": {
+        "rows in another order": (
+            lambda seed, t, total: (seed, t, total.flip(0)),
+            "another sum with the same total: hash every entry in its place"),
+        "one last digit changed": (
+            lambda seed, t, total: (seed, t, _last_digit(total)),
+            "rounded, two sums are one: hash the bytes of float64")}}
+
+
+def _standard(trial):
+    total = trial.normal(200, 20)
+    noise = torch.as_tensor(trial("a", 0, total))
+    trial.need(noise.shape == (200, 20), f"shape {tuple(noise.shape)}, not (200, 20)")
+    trial.need(noise.dtype == torch.float64, f"{noise.dtype}", "noise belongs in float64")
+    mean, std = noise.mean().item(), noise.std().item()
+    trial.need(abs(mean) < .1, f"the mean is {mean:.3f}")
+    trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}", leaks=std < 1)
+
+
+def _same_bits(trial):
+    case = "secret", 7, trial.normal(100, 20)
+    differ = gap(trial(*case), torch.as_tensor(trial(*case)), rtol=0)
+    trial.need(not differ, f"two calls differ: {differ}",
+               "it depends on something else: make a generator of your own from the three")
+
+
+def _unrelated(twins):
+    "A property: the noise of each of these is new. Noise that comes twice cancels."
+    def apart(trial):
+        case = "run", 11, trial.normal(100, 20)
+        first = trial(*case)
+        for said, (change, why) in twins.items():
+            how = _related(first, trial(*change(*case)))
+            trial.need(how < .2, f"{said}: correlation {how:.2f} with the noise before", why, True)
+    return apart
 
 # %% ../../nbs/exercises/trainer.ipynb #f606e2c9
-def check_noise_for(
-    your_function,  # `noise_for(seed, t, total)`, standard normal like `total`
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge noise that is a function of seed, step and sum, and of nothing else."
-    trial = Trial(your_function, "check_noise_for", seed, (
+check_noise_for = Exercise(
+    "check_noise_for", "`noise_for(seed, t, total)`: standard normal numbers like `total`, a "
+    "function of seed, step and sum, and of nothing else.",
+    properties={
+        "float64 standard normal numbers, in the sum's shape": _standard,
+        "the same again: the same bits": _same_bits,
+        **{text: _unrelated(twins) for text, twins in _TWINS.items()}},
+    hints=(
         "Build one name out of all three, hash it, and seed a generator of your own with the hash.",
         "`total.double().numpy().tobytes()` holds every digit of the sum, in order; a sum or a "
         "rounded value of it does not.",
         "`key = int.from_bytes(hashlib.sha256(name).digest()[:8], 'little')`, then torch.randn "
         "with `generator=torch.Generator().manual_seed(key)`, dtype float64"))
-    total = torch.randn(100, 20, generator=trial.generator, dtype=torch.float64)
-    with trial.holds("float64 standard normal numbers, in the sum's shape"):
-        noise = torch.as_tensor(trial("a", 0, torch.cat([total, total])))
-        trial.need(noise.shape == (200, 20), f"shape {tuple(noise.shape)}, not (200, 20)")
-        trial.need(noise.dtype == torch.float64, f"{noise.dtype}", "noise belongs in float64")
-        mean = noise.mean().item()
-        std = noise.std().item()
-        trial.need(abs(mean) < .1, f"the mean is {mean:.3f}")
-        trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}")
-    with trial.holds("the same again: the same bits"):
-        first = trial("secret", 7, total)
-        differ = gap(trial("secret", 7, total), torch.as_tensor(first), rtol=0)
-        trial.need(not differ, f"two calls differ: {differ}",
-                   "it depends on something else: make a generator of your own from the three")
-    with trial.holds("another step, another seed, another sum: unrelated noise"):
-        _need_apart(trial, first, "secret", 8, total, said="the next step",
-                    why="every step has the same noise: t belongs into the name")
-        _need_apart(trial, first, "Secret", 7, total, said="another seed",
-                    why="whoever reads the code knows your noise: the seed belongs into the name")
-        _need_apart(trial, first, "secret", 7, total + 1, said="another sum",
-                    why="one label changed, and the noise is the same: the sum belongs into the "
-                        "name")
-        _need_separated(trial, total)
-    with trial.holds("down to the last digit, and in this order"):
-        _need_apart(trial, first, "secret", 7, total.flip(0), said="rows in another order",
-                    why="another sum with the same total: hash every entry in its place")
-        _need_apart(trial, first, "secret", 7, _last_digit(total), said="one last digit changed",
-                    why="rounded, two sums are one: hash the bytes of float64")
-    return trial.card()
 
 # %% ../../nbs/exercises/trainer.ipynb #b83b45e4
-def _must_pay(events):
-    return len({tuple(event) for event in events if event[0] == "noised"})
-
-
 def _with_the_file(events):
     "A ledger that is saved and loaded with the weights."
     ledger, kept = set(), set()
@@ -114,63 +110,47 @@ def _with_the_file(events):
 
 
 def _distinct(*places):
-    "Count what differs in some places of an event only."
-    def count(events):
-        seen = set()
-        for event in events:
-            if event[0] == "noised":
-                seen.add(tuple(event[i] for i in places))
-        return len(seen)
-    return count
+    "Count what differs in some places of an event."
+    return lambda events: len({tuple(event[i] for i in places)
+                               for event in events if event[0] == "noised"})
 
 
-_PAY_SLIPS = {
-    "a step that is repeated exactly says nothing new: it is free":
-        lambda events: sum(event[0] == "noised" for event in events),
-    "going back to a checkpoint does not take back what was seen": _with_the_file,
-    "the same step with another sum has other noise: both are seen": _distinct(1, 2),
-    "another seed, another noise: the same sum was seen twice": _distinct(2, 3),
-    "the same sum at another step has other noise: both are seen": _distinct(1, 3),
-    "that is the last step, not what was noised":
-        lambda events: max((event[2] + 1 for event in events if event[0] == "noised"), default=0)}
-
-# %% ../../nbs/exercises/trainer.ipynb #6dedaf32
-def _lives(
-    trial,
-    seeds=("s",),   # of the first life, and of the last
-    changed=False,  # between the two
-    steps=8,
-):
+def _lives(trial, seeds=("s", "s"), tag="", steps=8):
     "Events of a run that is killed once: steps, a checkpoint, more steps, and back."
-    at = 2 + int(torch.randint(3, (), generator=trial.generator))
+    at = trial.whole(2, 4)
 
     def life(seed, first, last, tag=""):
         return [("noised", seed, t, f"{t}{tag}") for t in range(first, last)]
     before = [*life(seeds[0], 0, at), ("save",), *life(seeds[0], at, steps - 1)]
-    return [*before, ("load",), *life(seeds[-1], at, steps, "changed" if changed else "")]
+    return [([*before, ("load",), *life(seeds[-1], at, steps, tag)],)]
 
-
-def check_must_pay(
-    your_function,  # `must_pay(events)`, a number of sums
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge what a run has to pay for, crashes included."
-    trial = Trial(your_function, "check_must_pay", seed, (
+# %% ../../nbs/exercises/trainer.ipynb #6dedaf32
+check_must_pay = Exercise(
+    "check_must_pay", "`must_pay(events)`: how many noised sums a run has to pay for, crashes "
+    "included.",
+    truth=_distinct(1, 2, 3),
+    unsafe=below,
+    properties={
+        "no crash": [([("noised", "s", t, f"{t}") for t in range(5)],)],
+        "killed and repeated exactly": _lives,
+        "killed and repeated with a change": lambda trial: _lives(trial, tag="changed"),
+        "killed and repeated with a new seed": lambda trial: _lives(trial, ("s", "r")),
+        "the same sum at two steps; nothing at all": [
+            ([("noised", "s", t, "empty batch") for t in (0, 1, 1)],), ([("save",), ("load",)],)]},
+    slips={
+        "a step that is repeated exactly says nothing new: it is free":
+            lambda events: sum(event[0] == "noised" for event in events)},
+    leaks={
+        "going back to a checkpoint does not take back what was seen": _with_the_file,
+        "the same step with another sum has other noise: both are seen": _distinct(1, 2),
+        "another seed, another noise: the same sum was seen twice": _distinct(2, 3),
+        "the same sum at another step has other noise: both are seen": _distinct(1, 3),
+        "that is the last step, not what was noised":
+            lambda events: max((e[2] + 1 for e in events if e[0] == "noised"), default=0)},
+    hints=(
         "What has been seen cannot be taken back: neither saving nor loading changes the count.",
         "Two events show the same thing only if seed, step and digest are all the same.",
-        "put all noised events into a set, and give its size"), _PAY_SLIPS)
-    with trial.holds("no crash"):
-        trial.same(_must_pay, [("noised", "s", t, f"{t}") for t in range(5)])
-    with trial.holds("killed and repeated exactly"):
-        trial.same(_must_pay, _lives(trial))
-    with trial.holds("killed and repeated with a change"):
-        trial.same(_must_pay, _lives(trial, changed=True))
-    with trial.holds("killed and repeated with a new seed"):
-        trial.same(_must_pay, _lives(trial, seeds=("s", "r")))
-    with trial.holds("the same sum at two steps; nothing at all"):
-        trial.same(_must_pay, [("noised", "s", t, "empty batch") for t in (0, 1, 1)])
-        trial.same(_must_pay, [("save",), ("load",)])
-    return trial.card()
+        "put all noised events into a set, and give its size"))
 
 # %% ../../nbs/exercises/trainer.ipynb #e271b1e8
 class _Door:
@@ -183,16 +163,7 @@ class _Door:
     def __deepcopy__(self, memo):
         return self  # what went through the door must be seen
 
-    def noisy(
-        self,
-        what,
-        value,
-        *,
-        sensitivity,
-        sigma,
-        asked=(),
-        most=None,
-    ):
+    def noisy(self, what, value, *, sensitivity, sigma, asked=(), most=None):
         "As a trainer's."
         value = torch.as_tensor(value, dtype=torch.float64).detach()
         z = torch.randn(value.shape, generator=self.generator, dtype=torch.float64)
@@ -201,74 +172,80 @@ class _Door:
         return answer
 
 # %% ../../nbs/exercises/trainer.ipynb #dd1206c0
+_SCALE = "one example moves a count by 1, and a mean of n by 1/n: "
+
+
 def _asked(trial, n, sigma):
-    "One call: what went through the door, and what came back."
+    "One call: (exact share, sigma used, noise of what is needed, what came back, what should)."
     door = _Door(trial.fresh_generator())
     x = torch.randn(n, 6, generator=trial.generator)
     y = torch.randint(3, (n,), generator=trial.generator)
     share = (door.model(x).argmax(1) == y).double().mean().item()
     got = float(trial(door, x, y, sigma))
+    trial.need(door.looks, "no look went through `noisy`",
+               "nobody paid for this number: use trainer.noisy", leaks=True)
     trial.need(len(door.looks) == 1, f"{len(door.looks)} looks went through `noisy`, not 1",
-               "nobody paid for this number: use trainer.noisy" if not door.looks else
                "every look is charged: one is enough")
     value, sensitivity, used, answer = door.looks[0]
     rows = {share*n: 1, share: n}  # a count goes through, or a mean
     near = [r for truth, r in rows.items() if abs(value - truth) < 1e-6]
     trial.need(near, f"{value:.5g} went through the door; {share*n:.0f} of {n} answers are right")
-    return SimpleNamespace(share=share, used=used, got=got, noised=answer*near[0]/n,
-                           enough=sensitivity*near[0])
+    return share, used, sensitivity*near[0], got, answer*near[0]/n
+
+
+def _paid(trial, n, sigma):
+    _, used, *_ = _asked(trial, n, sigma)
+    trial.need(used == sigma, f"sigma={used:g} went through, {sigma:g} was asked for",
+               leaks=used < sigma)
+
+
+def _enough(trial, n, sigma):
+    _, _, ratio, *_ = _asked(trial, n, sigma)
+    said = f"{ratio:.4g} times the noise that is needed, for n={n}"
+    trial.need(ratio > 1 - 1e-9, said, _SCALE + "too little noise", leaks=True)
+    trial.need(ratio < 1 + 1e-9, said, _SCALE + "too much noise")
+
+
+def _what_the_door_gave(trial, n, sigma):
+    share, _, _, got, noised = _asked(trial, n, sigma)
+    exact = abs(got - share) < 1e-6
+    why = "the exact accuracy leaves the house: return what `noisy` gave"*exact
+    why = why or "divide the noised count by the number of rows"*(abs(got - n*noised) < 1e-4)
+    trial.need(abs(got - noised) < 1e-6, f"got {got:.6g}, the noised share is {noised:.6g}", why,
+               leaks=exact)
+
+
+def _twice(need):
+    "A property, for a few rows and for many."
+    def both(trial):
+        need(trial, 40, 5.)
+        need(trial, 250, 2.)
+    return both
 
 # %% ../../nbs/exercises/trainer.ipynb #6be5ab7c
-def check_private_accuracy(
-    your_function,  # `private_accuracy(trainer, x, y, sigma)`, a float
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge an accuracy on private rows that is released through the trainer's door."
-    trial = Trial(your_function, "check_private_accuracy", seed, (
+check_private_accuracy = Exercise(
+    "check_private_accuracy", "`private_accuracy(trainer, x, y, sigma)`: an accuracy on private "
+    "rows that is released through the trainer's door.",
+    properties={
+        "one look, paid for at the multiplier asked for": _twice(_paid),
+        "as much noise as one example asks for, and no more": _twice(_enough),
+        "what comes back is what the door gave": _twice(_what_the_door_gave)},
+    hints=(
         "How many answers are right is a count. By how much does one example move it?",
         "`trainer.noisy(name, count, sensitivity=1., sigma=sigma, asked=rows)` gives a noised "
         "count; divide that by the number of rows.",
         "right = (trainer.model(x).argmax(1) == y).sum().item(), then float(trainer.noisy("
         "'private accuracy', right, sensitivity=1., sigma=sigma, asked={'x': x, 'y': y}))/len(y)"))
-    runs = (40, 5.), (250, 2.)
-    scale = "one example moves a count by 1, and a mean of n by 1/n: "
-    with trial.holds("one look, paid for at the multiplier asked for"):
-        for n, sigma in runs:
-            used = _asked(trial, n, sigma).used
-            trial.need(used == sigma, f"sigma={used:g} went through, {sigma:g} was asked for")
-    with trial.holds("as much noise as one example asks for, and no more"):
-        for n, sigma in runs:
-            ratio = _asked(trial, n, sigma).enough
-            said = f"{ratio:.4g} times the noise that is needed, for n={n}"
-            trial.need(ratio > 1 - 1e-9, said, scale + "too little noise")
-            trial.need(ratio < 1 + 1e-9, said, scale + "too much noise")
-    with trial.holds("what comes back is what the door gave"):
-        for n, sigma in runs:
-            look = _asked(trial, n, sigma)
-            exact = "the exact accuracy leaves the house: return what `noisy` gave"
-            count = "divide the noised count by the number of rows"
-            why = exact*(abs(look.got - look.share) < 1e-6)
-            why = why or count*(abs(look.got - n*look.noised) < 1e-4)
-            trial.need(abs(look.got - look.noised) < 1e-6,
-                       f"got {look.got:.6g}, the noised share is {look.noised:.6g}", why)
-    return trial.card()
 
 # %% ../../nbs/exercises/trainer.ipynb #b1c7b7ef
 _losses = partial(F.cross_entropy, reduction="none")
 
 
-def _micro_sum(model, loss_fn, x, y, clip, size):
+def _whole_sum(model, loss_fn, x, y, clip, size):
     return loop_grad_sum(model, loss_fn, x, y, clip)[0]
 
 
-def _pieces(
-    model,
-    loss_fn,
-    x,
-    y,
-    clip,
-    size,
-):
+def _pieces(model, loss_fn, x, y, clip, size):
     "The clipped sum of every piece."
     return [loop_grad_sum(model, loss_fn, u, v, clip)[0]
             for u, v in zip(x.split(size), y.split(size))]
@@ -278,14 +255,7 @@ def _added(parts, scale=1.):
     return {name: scale*sum(part[name] for part in parts) for name in parts[0]}
 
 
-def _clipped_wholes(
-    model,
-    loss_fn,
-    x,
-    y,
-    clip,
-    size,
-):
+def _clipped_wholes(model, loss_fn, x, y, clip, size):
     "Each piece's plain sum, clipped as one."
     parts = _pieces(model, loss_fn, x, y, FlatClip(1e30), size)
     for part in parts:
@@ -294,42 +264,39 @@ def _clipped_wholes(
             part[name] = factor*part[name]
     return _added(parts)
 
-# %% ../../nbs/exercises/trainer.ipynb #28f99b6b
-_PIECE_SLIPS = {
-    "the last rows are lost: the last piece may be smaller":
-        lambda model, loss_fn, x, y, clip, size: loop_grad_sum(
-            model, loss_fn, x[:len(x)//size*size], y[:len(x)//size*size], clip)[0],
-    "that is the last piece alone: add the pieces up": lambda *case: _pieces(*case)[-1],
-    "that is the mean over pieces: add them up, the division comes after the noise":
-        lambda *case: _added(_pieces(*case), 1/len(_pieces(*case))),
-    "clip every example, not the piece: one long gradient decides for all in it": _clipped_wholes}
+
+def _linear_case(trial, rows, size, bound=1.):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(trial.seed)
+        model = nn.Linear(5, 3).double()
+    y = torch.randint(3, (rows,), generator=trial.generator)
+    return model, _losses, 3*trial.normal(rows, 5), y, FlatClip(bound), size
 
 # %% ../../nbs/exercises/trainer.ipynb #aa51b316
-def check_micro_sum(
-    your_function,  # `micro_sum(model, loss_fn, x, y, clip, size)`, a dict of sums
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a clipped sum that is computed in pieces."
-    trial = Trial(your_function, "check_micro_sum", seed, (
+check_micro_sum = Exercise(
+    "check_micro_sum", "`micro_sum(model, loss_fn, x, y, clip, size)`: a clipped sum that is "
+    "computed in pieces, a dict.",
+    truth=_whole_sum,
+    properties={
+        "pieces of equal size": lambda trial: [_linear_case(trial, 12, 4)],
+        "a smaller piece at the end":
+            lambda trial: [_linear_case(trial, 11, 4, .3), _linear_case(trial, 9, 7)],
+        "one row a piece, one piece for all":
+            lambda trial: [_linear_case(trial, 6, 1), _linear_case(trial, 6, 50)]},
+    slips={
+        "the last rows are lost: the last piece may be smaller":
+            lambda model, loss_fn, x, y, clip, size: loop_grad_sum(
+                model, loss_fn, x[:len(x)//size*size], y[:len(x)//size*size], clip)[0],
+        "that is the last piece alone: add the pieces up": lambda *case: _pieces(*case)[-1],
+        "that is the mean over pieces: add them up, the division comes after the noise":
+            lambda *case: _added(_pieces(*case), 1/len(_pieces(*case))),
+        "clip every example, not the piece: one long gradient decides for all in it":
+            _clipped_wholes},
+    leaks={
+        "nobody was clipped": lambda model, loss_fn, x, y, clip, size: loop_grad_sum(
+            model, loss_fn, x, y, FlatClip(1e30))[0]},
+    hints=(
         "`x.split(size)` gives the pieces, the last one smaller.",
         "`loop_grad_sum(model, loss_fn, u, v, clip)[0]` is the dict of one piece; the pieces' "
         "dicts are added up name by name.",
-        "{name: sum(part[name] for part in parts) for name in parts[0]}"), _PIECE_SLIPS)
-    torch_seed = int(torch.randint(1000, (), generator=trial.generator))
-
-    def case(rows, size, bound=1.):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed)
-            model = nn.Linear(5, 3).double()
-        x = 3*torch.randn(rows, 5, generator=trial.generator, dtype=torch.float64)
-        y = torch.randint(3, (rows,), generator=trial.generator)
-        return model, _losses, x, y, FlatClip(bound), size
-    with trial.holds("pieces of equal size"):
-        trial.same(_micro_sum, *case(12, 4))
-    with trial.holds("a smaller piece at the end"):
-        trial.same(_micro_sum, *case(11, 4, .3))
-        trial.same(_micro_sum, *case(9, 7))
-    with trial.holds("one row a piece, one piece for all"):
-        trial.same(_micro_sum, *case(6, 1))
-        trial.same(_micro_sum, *case(6, 50))
-    return trial.card()
+        "{name: sum(part[name] for part in parts) for name in parts[0]}"))

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from .cards import Trial
+from .cards import Exercise, below
 from ..privacy import epsilon
 
 # %% ../../nbs/exercises/tricks.ipynb #cc010b51
@@ -25,148 +25,150 @@ def _average(iterates, decays):
 def _warm(t, decay):
     return min(decay, (1 + t)/(10 + t))
 
+
+def _ema(decay_at=_warm):
+    "The truth, or a slip with another decay."
+    return lambda iterates, decay: _average(
+        iterates, [decay_at(t, decay) for t in range(1, len(iterates))])
+
 # %% ../../nbs/exercises/tricks.ipynb #5c924c51
-def check_warm_ema(
-    your_function,  # `warm_ema(iterates, decay)`, a vector; iterates (T,d)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge an exponential moving average whose memory grows with the run."
-    def with_decays(decay_at):
-        def made(iterates, decay):
-            times = range(1, len(iterates))
-            return _average(iterates, [decay_at(t, decay) for t in times])
-        return made
-    truth = with_decays(_warm)
-    trial = Trial(your_function, "check_warm_ema", seed, (
+check_warm_ema = Exercise(
+    "check_warm_ema", "`warm_ema(iterates, decay)`: an exponential moving average of (T,d) whose "
+    "memory grows with the run.",
+    truth=_ema(),
+    properties={
+        "six iterates, a long memory": lambda trial: [(5 + trial.normal(6, 3), .999)],
+        "a run that reaches its decay": lambda trial: [(5 + trial.normal(150, 3), .9)],
+        "one iterate is its own average": lambda trial: [(5 + trial.normal(1, 3), .999)],
+        "without memory: the last iterate": lambda trial: [(5 + trial.normal(4, 3), 0.)]},
+    slips={
+        "no warm-up: the average still holds most of the first iterate":
+            _ema(lambda t, decay: decay),
+        "the smaller of the two decays: min, not max":
+            _ema(lambda t, decay: max(decay, (1 + t)/(10 + t))),
+        "decay is the share of the old average, 1 - decay that of the new iterate":
+            _ema(lambda t, decay: 1 - _warm(t, decay)),
+        "t counts the iterates that are in the average: 1 when the second one comes":
+            _ema(lambda t, decay: _warm(t - 1, decay)),
+        "that is the plain mean": lambda iterates, decay: iterates.mean(0)},
+    hints=(
         "Begin with the first iterate. How many iterates are in the average when the next comes?",
         "When t are in it, the next one is mixed in with decay min(decay, (1 + t)/(10 + t)).",
         "`for t, w in enumerate(iterates[1:], 1): d = min(decay, (1 + t)/(10 + t)); "
-        "average = d*average + (1 - d)*w`"), {
-            "no warm-up: the average still holds most of the first iterate":
-                with_decays(lambda t, decay: decay),
-            "the smaller of the two decays: min, not max":
-                with_decays(lambda t, decay: max(decay, (1 + t)/(10 + t))),
-            "decay is the share of the old average, 1 - decay that of the new iterate":
-                with_decays(lambda t, decay: 1 - _warm(t, decay)),
-            "t counts the iterates that are in the average: 1 when the second one comes":
-                with_decays(lambda t, decay: _warm(t - 1, decay)),
-            "that is the plain mean": lambda iterates, decay: iterates.mean(0)})
-    def draw(T):
-        return 5 + torch.randn(T, 3, dtype=torch.float64, generator=trial.generator)
-    with trial.holds("six iterates, a long memory"):
-        trial.same(truth, draw(6), .999)
-    with trial.holds("a run that reaches its decay"):
-        trial.same(truth, draw(150), .9)
-    with trial.holds("one iterate is its own average"):
-        trial.same(truth, draw(1), .999)
-    with trial.holds("without memory: the last iterate"):
-        trial.same(truth, draw(4), 0.)
-    return trial.card()
+        "average = d*average + (1 - d)*w`"))
 
 # %% ../../nbs/exercises/tricks.ipynb #04bcce52
 def _shorter(g, bound):
     return g*(bound/torch.linalg.vector_norm(g, dim=-1, keepdim=True)).clamp(max=1)
 
 
-def check_clipped_views(
-    your_function,  # `clipped_views(grads, max_norm)`, a vector; grads (b,k,d)
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a clipped sum over people who are seen in k views each."
-    def truth(grads, max_norm):
-        return _shorter(grads.mean(1), max_norm).sum(0)
-    trial = Trial(your_function, "check_clipped_views", seed, (
+def _clipped_people(g, bound):
+    return _shorter(g.mean(1), bound).sum(0)
+
+
+def _long_and_short(trial):
+    sizes = torch.logspace(-2, 2, 6, dtype=torch.float64)[:, None, None]
+    return [(trial.normal(6, 4, 5)*sizes, 1.5)]
+
+
+def _contradicting(trial):
+    g = trial.normal(1, 1, 5)
+    return [(torch.cat([g, -g], 1), 1.)]
+
+
+check_clipped_views = Exercise(
+    "check_clipped_views", "`clipped_views(grads, max_norm)`: a clipped sum over people who are "
+    "seen in k views each, of grads (b,k,d).",
+    truth=_clipped_people,
+    properties={
+        "long and short ones, four views": _long_and_short,
+        "one view: the ordinary clipped sum": lambda trial: [(3*trial.normal(4, 1, 5), .7)],
+        "views that contradict each other say nothing": _contradicting,
+        "somebody who looks the same in all views counts C, once":
+            lambda trial: [(9*trial.normal(1, 1, 5).expand(1, 8, 5), 1.)]},
+    slips={
+        "sound, but it gives signal away: average the views first, then clip":
+            lambda g, c: _shorter(g, c).mean(1).sum(0),
+        "the views are averaged, not added: k views are no reason for a longer gradient":
+            lambda g, c: _shorter(g.sum(1), c).sum(0),
+        "that is the mean over people: the sum is wanted, noise comes before the division":
+            lambda g, c: _clipped_people(g, c)/len(g)},
+    leaks={
+        "every view was clipped and counted: one person moves the sum by k C":
+            lambda g, c: _shorter(g, c).sum((0, 1)),
+        "nobody was clipped": lambda g, c: g.mean(1).sum(0)},
+    hints=(
         "The unit is the person: how many gradients may one person have when the clip comes?",
         "Average over the views (dim 1) first; then clip each person's mean; then add up.",
         "`g = grads.mean(1); return (g*(max_norm/g.norm(dim=1, keepdim=True)).clamp(max=1))"
-        ".sum(0)`"), {
-            "every view was clipped and counted: one person moves the sum by k C":
-                lambda g, c: _shorter(g, c).sum((0, 1)),
-            "sound, but it gives signal away: average the views first, then clip":
-                lambda g, c: _shorter(g, c).mean(1).sum(0),
-            "the views are averaged, not added: k views are no reason for a longer gradient":
-                lambda g, c: _shorter(g.sum(1), c).sum(0),
-            "that is the mean over people: the sum is wanted, noise comes before the division":
-                lambda g, c: truth(g, c)/len(g),
-            "nobody was clipped": lambda g, c: g.mean(1).sum(0)})
-    def draw(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=trial.generator)
-    with trial.holds("long and short ones, four views"):
-        sizes = torch.logspace(-2, 2, 6, dtype=torch.float64)[:, None, None]
-        trial.same(truth, draw(6, 4, 5)*sizes, 1.5)
-    with trial.holds("one view: the ordinary clipped sum"):
-        trial.same(truth, 3*draw(4, 1, 5), .7)
-    with trial.holds("views that contradict each other say nothing"):
-        g = draw(1, 1, 5)
-        trial.same(truth, torch.cat([g, -g], 1), 1.)
-    with trial.holds("somebody who looks the same in all views counts C, once"):
-        trial.same(truth, 9*draw(1, 1, 5).expand(1, 8, 5), 1.)
-    return trial.card()
+        ".sum(0)`"))
 
 # %% ../../nbs/exercises/tricks.ipynb #88749284
-def check_naive_epsilon(
-    your_function,  # `naive_epsilon(q, sigma, steps, delta, k)`, a number
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge the eps of a run whose noise was made for C, where one person moves the sum by k C."
-    def priced(sigma_of):
-        def price(q, sigma, steps, delta, k):
-            return float(epsilon(q=q, sigma=sigma_of(sigma, k), steps=steps, delta=delta))
-        return price
-    truth = priced(lambda sigma, k: sigma/k)
-    trial = Trial(your_function, "check_naive_epsilon", seed, (
+def _priced(sigma_of):
+    return lambda q, sigma, steps, delta, k: float(
+        epsilon(q=q, sigma=sigma_of(sigma, k), steps=steps, delta=delta))
+
+
+check_naive_epsilon = Exercise(
+    "check_naive_epsilon", "`naive_epsilon(q, sigma, steps, delta, k)`: the eps of a run whose "
+    "noise was made for C, where one person moves the sum by k C.",
+    truth=_priced(lambda sigma, k: sigma/k),
+    rtol=1e-3,
+    unsafe=below,
+    properties={
+        "four views": [(.178, 2.2, 60, 1e-5, 4)],
+        "one view: the eps that was promised": [(.05, 1., 20, 1e-6, 1)],
+        "any other run": lambda trial: [(.1, trial.uniform(1.5, 2.5), 30, 1e-5, 3)]},
+    slips={
+        "views are no further steps of the plan: the multiplier falls to sigma/k":
+            _priced(lambda sigma, k: sigma),
+        "eps does not grow in proportion: compute it anew, at sigma/k":
+            lambda *case: case[-1]*_priced(lambda sigma, k: sigma)(*case),
+        "they move together, not independently: sigma/k, not sigma/sqrt(k)":
+            _priced(lambda sigma, k: sigma/math.sqrt(k))},
+    hints=(
         "Noise of standard deviation sigma C on a sum that one person moves by k C.",
         "It is an ordinary run with the noise multiplier sigma/k.",
-        "`epsilon(q=q, sigma=sigma/k, steps=steps, delta=delta)`"), {
-            "views are no further steps of the plan: the multiplier falls to sigma/k":
-                priced(lambda sigma, k: sigma),
-            "eps does not grow in proportion: compute it anew, at sigma/k":
-                lambda q, s, t, d, k: k*truth(q, s, t, d, 1),
-            "they move together, not independently: sigma/k, not sigma/sqrt(k)":
-                priced(lambda sigma, k: sigma/math.sqrt(k))})
-    with trial.holds("four views"):
-        trial.same(truth, .178, 2.2, 60, 1e-5, 4, rtol=1e-3)
-    with trial.holds("one view: the eps that was promised"):
-        trial.same(truth, .05, 1., 20, 1e-6, 1, rtol=1e-3)
-    with trial.holds("any other run"):
-        sigma = 1.5 + torch.rand((), generator=trial.generator).item()
-        trial.same(truth, .1, sigma, 30, 1e-5, 3, rtol=1e-3)
-    return trial.card()
+        "`epsilon(q=q, sigma=sigma/k, steps=steps, delta=delta)`"))
 
 # %% ../../nbs/exercises/tricks.ipynb #82135c69
-def _accuracies(generator, lead, n=8):
-    "Accuracies (n,) of two methods on the same seeds; the first is better by `lead` points."
-    def randn(scale):
-        return scale*torch.randn(n, dtype=torch.float64, generator=generator)
-    luck = 60 + randn(3.)
-    return luck + lead + randn(1.), luck + randn(1.)
+def _says_better(trial, lead, times, n=8):
+    "How often the first method, better by `lead` points on the same seeds, is called better."
+    count = 0
+    for _ in range(times):
+        luck = 60 + 3*trial.normal(n)
+        answer = trial(luck + lead + trial.normal(n), luck + trial.normal(n))
+        trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
+        count += bool(answer)
+    return count
 
 
-def check_clearly_better(
-    your_function,  # `clearly_better(a, b)`, True or False; accuracies (n,), same seeds
-    seed=None,      # of the cases; default: fresh ones
-):                  # `Card`
-    "Judge a judge: is method a better than b, or was it luck?"
-    trial = Trial(your_function, "check_clearly_better", seed, (
+def _few_alarms(trial):
+    wrong = _says_better(trial, 0., 400)
+    trial.need(wrong <= 40, f"{wrong} of 400",
+               "a mean or a best seed always finds a winner: compare it with the spread")
+
+
+def _sees_three_points(trial):
+    seen = _says_better(trial, 3., 100)
+    trial.need(seen >= 90, f"{seen} of 100", "who never sees anything learns nothing" if seen == 0
+               else "the seeds' own luck hides it: they are the same for both, subtract seed by "
+               "seed")
+
+
+def _keeps_the_sign(trial):
+    wrong = _says_better(trial, -3., 100)
+    trial.need(wrong <= 2, f"{wrong} of 100", "who is better? keep the sign of the difference")
+
+
+check_clearly_better = Exercise(
+    "check_clearly_better", "`clearly_better(a, b)`: is method a better than b on the same seeds, "
+    "or was it luck? True or False.",
+    properties={
+        "two equal methods are told apart at most 40 times in 400": _few_alarms,
+        "a lead of three points is seen at least 90 times in 100": _sees_three_points,
+        "nobody is better than who leads by three points": _keeps_the_sign},
+    hints=(
         "Both methods ran with the same seeds: what is the difference, seed by seed?",
         "Compare the mean difference with its standard error, std/sqrt(n).",
         "`d = a - b; return bool(d.mean() > 2*d.std()/len(d)**.5)`"))
-
-    def said(lead):
-        answer = trial(*_accuracies(trial.generator, lead))
-        trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
-        return bool(answer)
-    with trial.holds("two equal methods are told apart at most 40 times in 400"):
-        wrong = sum(said(0.) for _ in range(400))
-        why = "a mean or a best seed always finds a winner: compare it with the spread"
-        trial.need(wrong <= 40, f"{wrong} of 400", why)
-    with trial.holds("a lead of three points is seen at least 90 times in 100"):
-        seen = sum(said(3.) for _ in range(100))
-        why = "the seeds' own luck hides it: they are the same for both, subtract seed by seed"
-        if seen == 0:
-            why = "who never sees anything learns nothing"
-        trial.need(seen >= 90, f"{seen} of 100", why)
-    with trial.holds("nobody is better than who leads by three points"):
-        wrong = sum(said(-3.) for _ in range(100))
-        trial.need(wrong <= 2, f"{wrong} of 100", "who is better? keep the sign of the difference")
-    return trial.card()

@@ -17,7 +17,7 @@ import nbformat
 import pytest
 import torch
 
-from dp_course.exercises import Card, Trial, listed, progress
+from dp_course.exercises import Card, Trial, how_far, listed
 from dp_course.exercises import cards as exercises
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +138,6 @@ def test_the_solution_passes_and_the_blank_gets_nothing(check, spaces):
 
 WRONG = {check: wrong for table in TABLES.values() for check, wrong in table["WRONG"].items()}
 SLOW = {check for table in TABLES.values() for check in table.get("SLOW", ())}
-ROWS = [(check, words) for check in sorted(WRONG) for words in WRONG[check]]
 
 
 def test_every_exercise_is_in_the_table():
@@ -146,15 +145,49 @@ def test_every_exercise_is_in_the_table():
     assert all(len(wrong) >= 3 for wrong in WRONG.values())
 
 
+def wrong_answer(check, words):
+    "Code that defines a wrong answer under the student's name."
+    code = WRONG[check][words]
+    return code if code.startswith("def") else f"{NAMES[check][1]} = {code}"
+
+
+# Thousands of calls each, or an accountant's search for every answer: in `make test-slow`.
+LONG = {"check_guilty", "check_second_sigma", "check_affordable", "check_advise", "check_compare",
+        "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
+ROWS = [pytest.param(check, words, marks=[pytest.mark.slow]*(check in LONG and words != first))
+        for check, first in ((check, next(iter(WRONG[check]))) for check in sorted(WRONG))
+        for words in WRONG[check]]
+
+
 @pytest.mark.parametrize("check,words", ROWS)
 def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
-    code = WRONG[check][words]
-    code = code if code.startswith("def") else f"{NAMES[check][1]} = {code}"
+    code = wrong_answer(check, words)
     for seed in (1,) if check in SLOW else (1, 2):
         card = verdict(code, check, spaces, seed)
         assert not card.solved and card.numbers
         assert words in card.why, card
         assert 1 <= len(card.hints) <= 3 == card.of_hints
+
+
+LEAKS = [  # answers that break privacy, though most properties hold
+    ("check_private_mean", "that is the sum", False),
+    ("check_private_mean", "clamped every coordinate", True),
+    ("check_private_mean", "divided by the realised", True),
+    ("check_next_threshold", "the fraction leaks", True),
+    ("check_private_accuracy", "leaves the house", True),
+    ("check_private_accuracy", "too much noise", False),
+    ("check_noise_for", "rounded, two sums are one", True),
+    ("check_must_pay", "another seed, another noise", True),
+    ("check_centred", "the scale is private", True),
+    ("check_late_sum", "the factors are missing", True)]
+
+
+@pytest.mark.parametrize("check,words,leaks", LEAKS)
+def test_what_breaks_privacy_earns_half_at_most(check, words, leaks, spaces):
+    card = verdict(wrong_answer(check, words), check, spaces, seed=1)
+    passed, total = card.score
+    assert card.leaks == leaks == ("breaks privacy" in repr(card))
+    assert passed <= total//2 or not leaks
 
 
 # --- the machinery
@@ -272,6 +305,28 @@ def test_solutions_stand_in_a_second_place(copy):
         assert all(c.metadata.jupyter.source_hidden for c in folded)
 
 
+def test_a_guess_is_a_guess_in_the_copy(copy):
+    "Saved results stand only where nobody waits for them; what makes a package stays at home."
+    for path in copy.rglob("*.ipynb"):
+        for cell in nbformat.read(path, 4).cells:
+            if cell.cell_type == "code":
+                assert student.keeps_output(cell) or not cell.outputs, (path, cell.id)
+                assert not re.search(r"(?m)^#\|\s*(export|default_exp)|^_all_", cell.source), path
+                assert not re.search(r"^from dp_course\S* import .*\b_\w+", cell.source, re.M), path
+                assert cell.source.strip() or not cell.metadata.get("tags"), path
+    kept = [cell for path in copy.glob("*.ipynb") for cell in nbformat.read(path, 4).cells
+            if cell.cell_type == "code" and cell.outputs]
+    assert kept, "results of slow cells are shown"
+
+
+def test_lines_of_the_export_are_taken_out():
+    source = "#| default_exp x\n\n#| export\nfrom dp_course.data import _door, load\nx = 1"
+    assert student.without_machinery(source).split() == (
+        "from dp_course.data import load x = 1".split())
+    assert student.without_machinery("from dp_course.data import _door\ny = 2") == "y = 2"
+    assert student.without_machinery("#| slow\n%time f()") == "#| slow\n%time f()"
+
+
 def test_links_of_the_copy_lead_somewhere(copy):
     (copy.parent/"nbs").mkdir(exist_ok=True)
     for path in copy.rglob("*.ipynb"):
@@ -304,16 +359,16 @@ def test_progress_is_kept_in_the_students_folder(copy, monkeypatch, spaces):
                          for stem in CONVERTED}
     check = spaces["00_start"]["check_rms"]
     check(lambda x: x.norm())
-    assert "□□□□ 0 of 4" in repr(progress())
+    assert "□□□□ 0 of 4" in repr(how_far())
     check(lambda x: x.square().mean().sqrt())
     check(lambda x: x.norm())  # a later mistake takes nothing away
-    assert "■□□□ 1 of 4" in repr(progress())
+    assert "■□□□ 1 of 4" in repr(how_far())
     kept = json.loads((copy/exercises.PROGRESS).read_text())
     assert kept["check_rms"] == {"best": [4, 4], "tries": 2, "last": kept["check_rms"]["last"]}
     monkeypatch.chdir(copy/"workshop/training")  # a room's kernel runs there
     spaces["processes"]["check_noises_in"](lambda moves, std: round((moves.var()/std**2).item()))
     assert not Path(exercises.PROGRESS).exists()
-    assert re.search(r"processes +■□□ 1 of 3", repr(progress())), progress()
+    assert re.search(r"processes +■□□ 1 of 3", repr(how_far())), how_far()
     assert "check_noises_in" in json.loads((copy/exercises.PROGRESS).read_text())
     monkeypatch.chdir(copy/"solutions")  # whoever runs a solution has not solved it
     spaces["00_start"]["check_secrets"](lambda m: m)

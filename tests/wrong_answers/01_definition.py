@@ -4,19 +4,33 @@ WRONG = {
         "not always twice": "lambda a, b: (max(abs(a), abs(b)), 2*max(abs(a), abs(b)))",
         "her whole value": "lambda a, b: (b - a, b - a)",
         "lower end": "lambda a, b: (abs(b), b - a)",
-        "in this order": "lambda a, b: (b - a, max(abs(a), abs(b)))"},
+        "in this order": "lambda a, b: (b - a, max(abs(a), abs(b)))",
+        "a distance has no sign": "lambda a, b: (max(a, b), b - a)",
+        "not by their sum": "lambda a, b: (max(abs(a), abs(b)), abs(a) + abs(b))",
+        "start in the middle": "lambda a, b: ((b - a)/2, b - a)",
+        "farther than the larger end": "lambda a, b: (max(abs(a), abs(b)),)*2"},
     "check_laplace_delta": {
         "forgot to subtract": "lambda e, l: 1 - math.exp((e - l)/2)/2 if e < l else 0.",
         "half of eps": "lambda e, l: 1 - math.exp(e - l)",
-        "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)"},
+        "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)",
+        "is half of eps - level": "lambda e, l: max(0., 1 - math.exp(e - l))",
+        "the sign of the exponent": "lambda e, l: max(0., 1 - math.exp((l - e)/2))",
+        "that is P[loss > eps]": "lambda e, l: max(0., 1 - math.exp((e - l)/2)/2)*(e < l)"},
     "check_sampled_delta": {
         "from q": "lambda e, s, z: (1 - (e - (2*s*z - 1)/(2*s**2)).exp()).clamp(min=0).mean()",
         "not 2 sigma": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s)).exp()).clamp(min=0).mean()",
         "clamp each": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean()",
+        "not 1 + z": "lambda e, s, z: (1 - (e - (1 + 2*z)/(2*s**2)).exp()).clamp(min=0).mean()",
+        "not sigma^2": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/s**2).exp()).clamp(min=0).mean()",
+        "not the other way round":
+            "lambda e, s, z: (1 - (e + (1 + 2*s*z)/(2*s**2)).exp()).clamp(min=0).mean()",
+        "not the mean":
+            "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean().clamp(min=0)",
         "P[loss > eps]": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) > e).double().mean()"},
     "check_group_delta": {
         "delta grows": "lambda e, d, k: k*d",
         "counted from 1": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(1, k + 1))",
+        "k times the last term": "lambda e, d, k: k*d*math.exp((k - 1)*e)",
         "last term only": "lambda e, d, k: d*math.exp((k - 1)*e)",
         "one term too many": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(k + 1))",
         "e^eps - 1 cancels":

@@ -56,7 +56,10 @@ WRONG = {
         "where the bias gradient is negative":
             "lambda W, bias: {'image': W[bias.argmax()]/bias.max(), 'label': bias.argmax()}",
         "the image times a number": STEAL % "",
-        "not by the length": STEAL % "/bias.norm()"},
+        "not by the length": STEAL % "/bias.norm()",
+        "minus the image": STEAL % "/bias.min().abs()",
+        "not the sum": "lambda W, bias: {'image': W.sum(0)/bias.sum(), 'label': bias.argmin()}",
+        "not the image's own": STEAL % "/W[bias.argmin()].norm()"},
     "check_update_std": {
         "multiplies it by lr": "lambda s, c, b, lr: s*c/b",
         "the noise on the sum": "lambda s, c, b, lr: lr*s*c",

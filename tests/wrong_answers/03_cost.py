@@ -42,7 +42,13 @@ WRONG = {
                                       "steps*(rdp + math.log(1/delta)/(orders - 1))"),
         "divided by a - 1": ("(orders - 1)", "orders"),
         "not the largest": ("argmin", "argmax"),
-        "not at the first": ("eps.argmin()", "0")}),
+        "not at the first": ("eps.argmin()", "0"),
+        "Markov's inequality was asked": (
+            "math.log(1/delta)/(orders - 1)", "math.log(1/delta)/(orders - 1) "
+            "+ np.log1p(-1/orders) - np.log(orders)/(orders - 1)"),
+        "the index of the order": ("orders[i]", "i"),
+        "in this order": ("eps[i], orders[i]", "orders[i], eps[i]"),
+        "the sign": ("math.log(1/delta)", "math.log(delta)")}),
     "check_delta_curve": edited(CURVE, **{
         "only the share": ("np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))",
                            "loss > eps[:, None]"),
@@ -52,7 +58,14 @@ WRONG = {
         "so convolve": ("    p = np.ones(1)\n    for _ in range(steps):\n"
                         "        p = np.convolve(p, masses)\n",
                         "    p, h, steps = masses, steps*h, 1\n"),
-        "starts at steps*first": ("steps*first", "first*(steps > 0)")}),
+        "starts at steps*first": ("steps*first", "first*(steps > 0)"),
+        "not steps*(1 - sum)": ("1 - masses.sum()**steps", "steps*(1 - masses.sum())"),
+        "1 minus that": ("1 - masses.sum()**steps", "masses.sum()**steps"),
+        "the exponent's sign": ("eps[:, None] - loss", "loss - eps[:, None]"),
+        "no share is negative": ("np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))",
+                                 "1 - np.exp(eps[:, None] - loss)"),
+        "a single step": ("    p = np.ones(1)", "    p, steps = np.ones(1), min(steps, 1)"),
+        "times their place": ("h*(steps", "(steps")}),
     "check_affordable": edited(STEPS, **{
         "one fewer": ("return low", "return high"),
         "one step short": ("return low", "return max(0, low - 1)"),
@@ -67,6 +80,11 @@ WRONG = {
         "not subtracted": ("    return math.exp", "    left = eps - epsilon(q=q, sigma=first, "
                            "steps=t, delta=delta)\n    return noise_multiplier(eps=left, q=q, "
                            "steps=steps - t, delta=delta)\n    return math.exp"),
-        "nothing is left": ("return math.inf", "return 1e3")}),
+        "nothing is left": ("return math.inf", "return 1e3"),
+        "has steps - t steps": ("steps - t)", "steps)"),
+        "you have them the other way round": ("first, t).step(q, math.exp(log_s), steps - t)",
+                                              "first, steps - t).step(q, math.exp(log_s), t)"),
+        "that is the first part's noise": ("    return math.exp(brentq(over, -2., 7., xtol=1e-5))",
+                                           "    return first")}),
 }
 SLOW = {"check_affordable", "check_second_sigma"}  # hundreds of compositions each

@@ -53,6 +53,7 @@ WRONG = {
         "never learns anything": "lambda a, b: 'no verdict'",
         "seed by seed": JUDGE.replace("d.std()", "(a.var() + b.var())**.5"),
         "the other way round": JUDGE.replace("d = a - b", "d = b - a"),
+        "a fixed threshold": JUDGE.replace("/(d.std()/len(d)**.5)", "/.25"),
         "that is a verdict, too": JUDGE.replace("abs(t)", "t")},
 }
 SLOW = {"check_judge"}  # hundreds of experiments each

@@ -13,7 +13,8 @@ ADVISE = '''def advise(n, eps, delta, lr, batch_size, steps, factor):
         return r["batch_size"], r["steps"], r["sigma"]
     powers = [2**i for i in range(factor.bit_length()) if batch_size*2**i <= n]
     tries = [row(batch_size*k, steps*factor//k) for k in powers]
-    best = max(tries, key=lambda r: r["snr"])
+    most = max(r["snr"] for r in tries)
+    best = next(r for r in tries if r["snr"] >= .97*most)
     old = run(row(batch_size, steps))
     return best["batch_size"], best["steps"], matched_lr(lr, old, run(best))
 '''
@@ -35,7 +36,10 @@ WRONG = {
     "check_advise": {
         "the rate must move": ADVISE.replace("matched_lr(lr, old, run(best))", "lr"),
         "interchanged": ADVISE.replace("old, run(best)", "run(best), old"),
-        "the smallest proxy": ADVISE.replace("= max(", "= min("),
+        "all into the batch": ADVISE.replace("next(r for r in tries if r[\"snr\"] >= .97*most)",
+                                             "tries[-1]"),
+        "all into the steps": ADVISE.replace("next(r for r in tries if r[\"snr\"] >= .97*most)",
+                                             "tries[0]"),
         "made for mini-batch noise": ADVISE.replace(
             "matched_lr(lr, old, run(best))", 'lr*best["batch_size"]/batch_size')},
     "check_enough_steps": {
