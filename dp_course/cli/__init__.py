@@ -17,9 +17,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "main": """
         VERBS answer evaluate make_verb_parser plot predict""",
     "presets": """
-        CHOICES Config ENGINES FEATURES HEADS MODELS PIXELWISE PRESETS ReportBlock bounded_cnn
-        check_types config_of digit_filters edge_filters fit_out lr_at make_config make_network
-        make_plan make_schedule overrides_of planned_steps report_wrn16_4 run_name""",
+        CHOICES Config ENGINES FEATURES HEADS MODELS PIXELWISE PRESETS check_types config_of
+        fit_out lr_at make_config make_network make_plan make_schedule overrides_of
+        planned_steps run_name""",
     "progress": """
         AtEpochs Bar Checkpoint EpochRow Evaluation Interrupt Lines RowWriter Run Stop Stopwatch
         TimeLimit announce_duration complain conclude describe_end describe_row describe_scores

@@ -52,12 +52,8 @@ from .presets import HEADS as HEADS
 from .presets import MODELS as MODELS
 from .presets import PIXELWISE as PIXELWISE
 from .presets import PRESETS as PRESETS
-from .presets import ReportBlock as ReportBlock
-from .presets import bounded_cnn as bounded_cnn
 from .presets import check_types as check_types
 from .presets import config_of as config_of
-from .presets import digit_filters as digit_filters
-from .presets import edge_filters as edge_filters
 from .presets import fit_out as fit_out
 from .presets import lr_at as lr_at
 from .presets import make_config as make_config
@@ -66,7 +62,6 @@ from .presets import make_plan as make_plan
 from .presets import make_schedule as make_schedule
 from .presets import overrides_of as overrides_of
 from .presets import planned_steps as planned_steps
-from .presets import report_wrn16_4 as report_wrn16_4
 from .presets import run_name as run_name
 from .progress import AtEpochs as AtEpochs
 from .progress import Bar as Bar

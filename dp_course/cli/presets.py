@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'HEADS', 'PIXELWISE', 'FEATURES', 'ENGINES', 'CHOICES', 'PRESETS', 'Config', 'check_types', 'config_of',
-           'planned_steps', 'make_plan', 'edge_filters', 'digit_filters', 'ReportBlock', 'report_wrn16_4',
-           'bounded_cnn', 'make_network', 'fit_out', 'make_config', 'overrides_of', 'run_name', 'make_schedule',
-           'lr_at']
+           'planned_steps', 'make_plan', 'make_network', 'fit_out', 'make_config', 'overrides_of', 'run_name',
+           'make_schedule', 'lr_at']
 
 # %% ../../nbs/workshop/cli/presets.ipynb #dc9d90fc
 import difflib
@@ -16,7 +15,6 @@ import re
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 
-import torch
 from torch import nn
 
 from .tasks import SCANS
@@ -27,7 +25,8 @@ from ..features import (
 from ..features.encoded import encoded
 from ..gradients import (
     fast_grad_sum, linear_grad_sum, linear_head, loop_grad_sum, vmap_grad_sum)
-from ..models import UNet, WSConv2d, four_a_group, papernot_cnn, resnet20, wrn16_4, wrn40_4
+from ..models import (
+    UNet, bounded_cnn, digit_filters, report_resnet20, report_wrn16_4, resnet20, wrn16_4, wrn40_4)
 from ..privacy import PrivacyPlan
 from ..training import LABELS, SCHEDULES, Schedule
 
@@ -131,94 +130,13 @@ def make_plan(
         unit=config.unit or "example",
     )
 
-# %% ../../nbs/workshop/cli/presets.ipynb #db7782ca
-def edge_filters():  # (8,1,2,2)
-    "Make eight 2x2 filters, each for brightness that rises in one of eight directions."
-    angle = torch.arange(8)*math.pi/4
-    x = angle.cos()
-    y = angle.sin()
-    corners = [-x - y, x - y, -x + y, x + y]
-    return torch.stack(corners, 1).view(8, 1, 2, 2)/2
-
-
-def digit_filters(
-    classes:int=10,
-    in_channels:int=1,
-):  # for 8x8 images: 3,930 trainable parameters for 1 channel and 10 classes
-    "Build eight fixed edge filters, a blur, a normalization, and one trained layer."
-    edges = nn.Conv2d(in_channels, 8, 2, padding=1, bias=False)
-    fixed = edge_filters().repeat(1, in_channels, 1, 1)
-    edges.weight = nn.Parameter(fixed, requires_grad=False)  # not trained: free
-    return nn.Sequential(
-        edges,
-        nn.ReLU(),
-        nn.AvgPool2d(3, 1),
-        nn.Flatten(),
-        nn.LayerNorm(392, elementwise_affine=False),
-        nn.Linear(392, classes),
-    )
-
-# %% ../../nbs/workshop/cli/presets.ipynb #f07fa8a3
-_report_conv = partial(WSConv2d, form="report")
-
-
-class ReportBlock(nn.Module):
-    "Two 3x3 convolutions and one normalization beside a shortcut, with a ReLU on the sum."
-    def __init__(self, i, o, stride):
-        super().__init__()
-        self.conv1 = _report_conv(i, o, 3, stride, 1, bias=False)
-        self.relu1 = nn.ReLU()
-        self.conv2 = _report_conv(o, o, 3, 1, 1, bias=False)
-        self.norm = four_a_group(o)
-        self.relu2 = nn.ReLU()
-        self.shortcut = nn.Identity()
-        if i != o or stride > 1:
-            projection = _report_conv(i, o, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, four_a_group(o))
-
-    def forward(self, x):
-        h = self.conv2(self.relu1(self.conv1(x)))
-        return self.relu2(self.norm(h) + self.shortcut(x))
-
-# %% ../../nbs/workshop/cli/presets.ipynb #4e5b17aa
-def report_wrn16_4(
-    classes:int=10,
-    in_channels:int=3,
-):  # 2,747,994 parameters for 3 channels and 10 classes
-    "Build the WRN-16-4 of the report: two blocks in each of three stages."
-    blocks = []
-    i = 16
-    for o in (64, 128, 256):
-        stride = 1 if o == 64 else 2
-        blocks += [ReportBlock(i, o, stride), ReportBlock(o, o, 1)]
-        i = o
-    return nn.Sequential(
-        _report_conv(in_channels, 16, 3, 1, 1, bias=False),
-        four_a_group(16),
-        nn.ReLU(),
-        *blocks,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(256, classes),
-    )
-
-# %% ../../nbs/workshop/cli/presets.ipynb #5c0e0001
-def bounded_cnn(
-    classes:int=10,
-    in_channels:int=1,
-):  # 26,010 parameters for 1 channel and 10 classes
-    "Build Papernot's tanh network of lesson 15; smaller images are stretched to its 28x28 pixels."
-    return nn.Sequential(nn.Upsample(size=28), *papernot_cnn(16, "tanh", classes, in_channels))
-
 # %% ../../nbs/workshop/cli/presets.ipynb #217a3bac
-_REPORT_NETWORK = dict(conv=_report_conv, norm=four_a_group, order="norm-relu")
-
 MODELS = {
     "digit_filters": digit_filters,
     "bounded_cnn": bounded_cnn,
     "resnet20": resnet20,
     "resnet20_plain": partial(resnet20, conv=nn.Conv2d),  # without weight standardization
-    "resnet20_report": partial(resnet20, **_REPORT_NETWORK),
+    "resnet20_report": report_resnet20,
     "wrn16_4": wrn16_4,
     "wrn16_4_report": report_wrn16_4,
     "wrn40_4": wrn40_4,

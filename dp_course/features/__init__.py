@@ -9,20 +9,19 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         MADE_BY encoder_state find_start load_start load_whole save_encoder""",
     "patches": """
         LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
-        feature_bound leaf_images leafed leaves_cnn leaves_linear patch_filters weighed
-        with_maps""",
+        feature_bound leafed leaves_cnn leaves_linear patch_filters weighed with_maps""",
     "pretraining": """
         HeadFirst Pretraining Slices align_uniform judge leaf_stock normalized_features
         pick_up_slices pretrain_step probe random_views slice_of_run""",
     "public_features": """
-        LAYERS PUBLIC PublicMetric describe drawn_bars fixed_views load_public_net
-        public_featured public_rows said_by_layers untrained_features""",
+        LAYERS PUBLIC PublicMetric describe fixed_views load_public_net public_featured
+        public_rows said_by_layers untrained_features""",
     "public_nets": """
         PublicRun pick_up_public public_images public_step slice_of_training""",
     "public_start": """
         THEIRS hours labelled noise_to_signal ours training_flops""",
     "recipe": """
-        Recipe dead_leaves scattered""",
+        Recipe scattered""",
     "scattering": """
         ParallelSum private_channel_stats scatter_cnn""",
     "slices": """

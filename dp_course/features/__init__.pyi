@@ -20,7 +20,6 @@ from .patches import buy_mean as buy_mean
 from .patches import clipped_mean as clipped_mean
 from .patches import emphasized as emphasized
 from .patches import feature_bound as feature_bound
-from .patches import leaf_images as leaf_images
 from .patches import leafed as leafed
 from .patches import leaves_cnn as leaves_cnn
 from .patches import leaves_linear as leaves_linear
@@ -43,7 +42,6 @@ from .public_features import LAYERS as LAYERS
 from .public_features import PUBLIC as PUBLIC
 from .public_features import PublicMetric as PublicMetric
 from .public_features import describe as describe
-from .public_features import drawn_bars as drawn_bars
 from .public_features import fixed_views as fixed_views
 from .public_features import load_public_net as load_public_net
 from .public_features import public_featured as public_featured
@@ -62,7 +60,6 @@ from .public_start import noise_to_signal as noise_to_signal
 from .public_start import ours as ours
 from .public_start import training_flops as training_flops
 from .recipe import Recipe as Recipe
-from .recipe import dead_leaves as dead_leaves
 from .recipe import scattered as scattered
 from .scattering import ParallelSum as ParallelSum
 from .scattering import private_channel_stats as private_channel_stats

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..data import leaf_images
 from .encoders import encoder_state, find_start, load_start
-from .patches import LeafRecipe, leaf_images, leafed, with_maps
+from .patches import LeafRecipe, leafed, with_maps
 from ..gradients import has_bfloat16
 from ..models import resnet20, wide_resnet
 from ..training import load_checked

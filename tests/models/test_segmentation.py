@@ -21,11 +21,11 @@ from dp_course.data import (
     learn_only,
     load,
     narrow,
+    phantoms,
     pixel_loss,
     segment,
 )
 from dp_course.data import datasets as data_module
-from dp_course.data.phantoms import phantoms
 from dp_course.gradients import (
     FlatClip,
     bookkeeping_grad_sum,
