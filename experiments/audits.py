@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from dp_course.audit import LAYERS, MUTANTS, FullTrainer, SmallTrainer, audit_all
+from dp_course.audit import AUDITS, MUTANTS, FullTrainer, SmallTrainer, audit_all
 from dp_course.basics import machine
 from dp_course.data import Views
 from dp_course.training import code_version
@@ -48,7 +48,7 @@ def plain(numbers):
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def row_of(name, make, mutant=None, layers=tuple(LAYERS)):
+def row_of(name, make, mutant=None, layers=tuple(AUDITS)):
     "What the audits say of one trainer."
     start = time.process_time()
     found = audit_all(make, layers)
@@ -65,7 +65,7 @@ def joined(old, new):
     "A row of a record, in which some audits were run again."
     caught = {*old["caught by"], *new["caught by"]} - (new["says"].keys() - {*new["caught by"]})
     return {**old,
-            "caught by": [layer for layer in LAYERS if layer in caught],
+            "caught by": [layer for layer in AUDITS if layer in caught],
             "says": old["says"] | new["says"],
             "numbers": old["numbers"] | new["numbers"],
             "cpu_seconds": round(old["cpu_seconds"] + new["cpu_seconds"], 2)}
@@ -75,9 +75,9 @@ def main(argv=None):
     parser = argparse.ArgumentParser("python -m experiments.audits", description=__doc__)
     day = time.strftime("%Y-%m-%d", time.gmtime())
     parser.add_argument("--out", type=Path, default=RUNS/f"{day}-audit-lab.json")
-    parser.add_argument("--layer", choices=LAYERS)
+    parser.add_argument("--layer", choices=AUDITS)
     options = parser.parse_args(argv)
-    out, layers = options.out, [options.layer] if options.layer else list(LAYERS)
+    out, layers = options.out, [options.layer] if options.layer else list(AUDITS)
     torch.set_num_threads(1)
     suspects = [(name, make, None) for name, make in CORRECT.items()]
     suspects += [(name, partial(broken, mutant), mutant) for name, mutant in MUTANTS.items()]

@@ -14,19 +14,9 @@ from pathlib import Path
 
 import notebooks
 from describe import descriptions
+from floors import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {  # from the ground floor up
-    "privacy": "What is promised, and what does it cost?",
-    "data": "What is a batch, and where does it come from?",
-    "gradients": "One example's gradient, fast.",
-    "models": "Which networks?",
-    "training": "How does it become something that I can trust?",
-    "features": "What needs no budget?",
-    "audit": "How do I attack my own epsilon?",
-    "cli": "The run, its record, and how it is read.",
-    "exercises": "Is my answer right, and why not?",
-}
 DOOR = '''"{question}"
 # Written by `make export`: every public name of these rooms, loaded when it is first used.
 from dp_course import _door

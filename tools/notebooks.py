@@ -13,8 +13,10 @@ from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT/"nbs/index.ipynb"
+PICTURES = {"docs/ladder.png": INDEX, "docs/gradient.png": ROOT/"nbs/02_by_hand.ipynb"}
 PICTURE = "docs/ladder.png"
-NOTE = "<!-- Written by `make readme` from nbs/index.ipynb: edit there. -->\n\n"
+PAGES = {path: ROOT/f"docs/{path.stem}.md" for path in sorted((ROOT/"nbs/pages").glob("*.ipynb"))}
+NOTE = "<!-- Written by `make readme` from {}: edit there. -->\n\n"
 
 
 def lessons(nbs=ROOT/"nbs"):
@@ -81,8 +83,8 @@ def described(caption):
     return re.match(r"(?s)\*Figure: (.+?)\*\s*(.*)", caption.source).groups()
 
 
-def readme(index=INDEX):
-    "The text of README.md: the index as Markdown, with links relative to the repository root."
+def rendered(index):
+    "A notebook as Markdown: tables show their result, not their code."
     notebook = nbformat.read(index, as_version=4)
     notebook.metadata["language_info"] = {"name": "python"}  # it names the code blocks
     notebook.cells = [cell for cell in notebook.cells if not has_tag(cell, "hide")]
@@ -95,15 +97,31 @@ def readme(index=INDEX):
             table = cell.outputs[0]["data"]["text/markdown"]
             notebook.cells[i] = nbformat.v4.new_markdown_cell(table)
     text, _ = MarkdownExporter().from_notebook_node(notebook)
-    text = re.sub(r"\]\((?!https?:|#|\.\./)([^)]+)\)", r"](nbs/\1)", text)
-    return NOTE + text.replace("](../", "](").strip() + "\n"
+    return text.strip() + "\n"
+
+
+def readme(index=INDEX):
+    "The text of README.md: the index, with links relative to the repository root."
+    text = re.sub(r"\]\((?!https?:|#|\.\./)([^)]+)\)", r"](nbs/\1)", rendered(index))
+    return NOTE.format("nbs/index.ipynb") + text.replace("](../", "](")
+
+
+def page(path):
+    "The text of a page in docs/, made from nbs/pages."
+    text = rendered(path).replace("](../../", "](../#").replace("](../", "](../nbs/")
+    return NOTE.format(path.relative_to(ROOT)) + text.replace("](../nbs/#", "](../")
 
 
 def main(argv):
     command, *files = argv
     if command == "readme":
+        import floors  # which imports this module
         (ROOT/"README.md").write_text(readme(), encoding="utf-8")
-        (ROOT/PICTURE).write_bytes(picture())
+        for place, source in PICTURES.items():
+            (ROOT/place).write_bytes(picture(source))
+        for path, place in PAGES.items():
+            place.write_text(page(path), encoding="utf-8")
+        floors.write()
         return 0
     failed = []
     for path in map(Path, files):

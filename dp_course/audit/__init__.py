@@ -4,13 +4,22 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "audits": """
-        LAYERS audit_all noise_audit one_run_audit replay_sensitivity sampler_audit""",
-    "evidence": """
-        Canaries Finding FullTrainer Released Replay canary_distance coin_tests dirac_canaries
-        dirac_model distance_of draw_counts draw_moves draw_projections draw_ratios draw_scores
-        expected_reading flat fresh guesses_epsilon joined known_noise least_mu linear_loss
-        marks_of nudged quiet_tensors reading release_tests replay_release row_of stranger
-        torch_step trainer_run trainer_step""",
+        AUDITS audit_all noise_audit one_run_audit replay_sensitivity sampler_audit""",
+    "canaries": """
+        canary_distance dirac_canaries dirac_model distance_of draw_scores expected_reading
+        guesses_epsilon linear_loss reading""",
+    "doors": """
+        FullTrainer known_noise torch_step trainer_run trainer_step""",
+    "findings": """
+        Finding flat fresh joined row_of""",
     "mutants": """
         MUTANTS Mutant Shift SmallTrainer clip_and_add lab_net lab_plan per_example""",
+    "noise": """
+        Canaries draw_projections least_mu quiet_tensors""",
+    "release": """
+        CanaryMoves draw_moves release_tests replay_release""",
+    "replay": """
+        Replay draw_ratios nudged stranger""",
+    "sampler": """
+        coin_tests draw_counts marks_of""",
 })

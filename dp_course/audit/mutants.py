@@ -14,7 +14,6 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from ..basics import patch_to
 from ..gradients import FlatClip, noisy_mean
 from ..privacy import PrivacyPlan, noise_multiplier, poisson_indices, step_generator
 
@@ -122,67 +121,59 @@ class SmallTrainer:
     stream:object=step_generator  # (secret, what, t) -> `torch.Generator`
     follow:object=_keep           # (C, norms (b,)) -> the C of the next step
 
+    def gradient(
+        self,
+        model,
+        x,               # (b,i) the batch
+        y,               # (b,...)
+        max_norm:float,  # the C of this step
+        generator,       # for the noise
+    ):                   # dict name -> what the optimizer gets; the C of the next step
+        "Bound, add up, noise, divide."
+        seen = self.see(x)
+        k = seen.shape[1] if seen.dim() == 3 else 1
+        rows = seen.flatten(0, 1) if k > 1 else seen
+        grads = self.fold(per_example(model, self.loss_fn, rows, y.repeat_interleave(k)), k)
+        total, norms = self.bound(grads, max_norm)
+        now = replace(self, max_norm=max_norm)
+        return self.noise(now, total, len(x), generator), self.follow(max_norm, norms)
 
-@patch_to(SmallTrainer)
-def gradient(
-    self,
-    model,
-    x,               # (b,i) the batch
-    y,               # (b,...)
-    max_norm:float,  # the C of this step
-    generator,       # for the noise
-):                   # dict name -> what the optimizer gets; the C of the next step
-    "Bound, add up, noise, divide."
-    seen = self.see(x)
-    k = seen.shape[1] if seen.dim() == 3 else 1
-    rows = seen.flatten(0, 1) if k > 1 else seen
-    grads = self.fold(per_example(model, self.loss_fn, rows, y.repeat_interleave(k)), k)
-    total, norms = self.bound(grads, max_norm)
-    now = replace(self, max_norm=max_norm)
-    return self.noise(now, total, len(x), generator), self.follow(max_norm, norms)
+    def step(
+        self,
+        x,          # (b,i) the batch, chosen by the auditor
+        y,          # (b,...)
+        generator,  # all randomness of the step
+    ):              # dict: the gradient that enters the optimizer, the next threshold
+        "Do the first step of a run on a given batch, and tell what it releases."
+        grads, max_norm = self.gradient(self.model(), x, y, self.max_norm, generator)
+        return {"gradient": grads, "max_norm": max_norm}
 
-# %% ../../nbs/workshop/audit/mutants.ipynb #4e3f0514
-@patch_to(SmallTrainer)
-def step(
-    self,
-    x,          # (b,i) the batch, chosen by the auditor
-    y,          # (b,...)
-    generator,  # all randomness of the step
-):              # dict: the gradient that enters the optimizer, the next threshold
-    "Do the first step of a run on a given batch, and tell what it releases."
-    grads, max_norm = self.gradient(self.model(), x, y, self.max_norm, generator)
-    return {"gradient": grads, "max_norm": max_norm}
+    def run(
+        self,
+        x,         # (n,i)
+        y,         # (n,...)
+        secret=0,  # seed of the run
+    ):             # yields indices, gradient, model
+        "Train with momentum, and show every step to the auditor."
+        model, max_norm = self.model(), self.max_norm
+        params = dict(model.named_parameters())
+        velocity = {name: torch.zeros_like(p) for name, p in params.items()}
+        for t in range(self.plan.steps):
+            idx = self.draw(self, secret, t)
+            generator = self.stream(secret, "noise", t)
+            grads, max_norm = self.gradient(model, x[idx], y[idx], max_norm, generator)
+            velocity = {name: .9*v + grads[name] for name, v in velocity.items()}
+            move = self.apply(self, velocity, len(idx), generator)
+            with torch.no_grad():
+                for name, p in params.items():
+                    p -= self.lr*move[name]
+            yield idx, grads, model
 
-# %% ../../nbs/workshop/audit/mutants.ipynb #2aa794c3
-@patch_to(SmallTrainer)
-def run(
-    self,
-    x,         # (n,i)
-    y,         # (n,...)
-    secret=0,  # seed of the run
-):             # yields indices, gradient, model
-    "Train with momentum, and show every step to the auditor."
-    model, max_norm = self.model(), self.max_norm
-    params = dict(model.named_parameters())
-    velocity = {name: torch.zeros_like(p) for name, p in params.items()}
-    for t in range(self.plan.steps):
-        idx = self.draw(self, secret, t)
-        generator = self.stream(secret, "noise", t)
-        grads, max_norm = self.gradient(model, x[idx], y[idx], max_norm, generator)
-        velocity = {name: .9*v + grads[name] for name, v in velocity.items()}
-        move = self.apply(self, velocity, len(idx), generator)
-        with torch.no_grad():
-            for name, p in params.items():
-                p -= self.lr*move[name]
-        yield idx, grads, model
-
-
-@patch_to(SmallTrainer)
-def train(self, x, y, secret=0):  # as `run`; dict name -> final weights
-    "Train, and release the final weights only."
-    for _, _, model in self.run(x, y, secret):
-        pass
-    return {name: p.detach() for name, p in model.named_parameters()}
+    def train(self, x, y, secret=0):  # as `run`; dict name -> final weights
+        "Train, and release the final weights only."
+        for _, _, model in self.run(x, y, secret):
+            pass
+        return {name: p.detach() for name, p in model.named_parameters()}
 
 # %% ../../nbs/workshop/audit/mutants.ipynb #29c1aa11
 def _clip_the_mean(grads, max_norm):

@@ -1,4 +1,4 @@
-"What is a batch, and where does it come from?"
+"What is a batch, and where from?"
 # Written by `make export`: every public name of these rooms, loaded when it is first used.
 from dp_course import _door
 

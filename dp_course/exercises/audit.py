@@ -13,7 +13,7 @@ from scipy import stats
 from torch import nn
 
 from ..audit import (
-    LAYERS, MUTANTS, Mutant, Replay, SmallTrainer, audit_all, fresh, lab_net, lab_plan, least_mu)
+    AUDITS, MUTANTS, Mutant, Replay, SmallTrainer, audit_all, fresh, lab_net, lab_plan, least_mu)
 from .cards import Trial
 
 # %% ../../nbs/exercises/audit.ipynb #e15639e5
@@ -40,8 +40,8 @@ def check_verdicts(
         said = trial()
         named = isinstance(said, dict) and said.keys() == _SEEN.keys()
         trial.need(named, f"expected a dict with the keys {', '.join(_SEEN)}")
-        unknown = [layer for layer in said.values() if layer not in LAYERS]
-        trial.need(not unknown, f"got {unknown}: expected one of {', '.join(LAYERS)}")
+        unknown = [layer for layer in said.values() if layer not in AUDITS]
+        trial.need(not unknown, f"got {unknown}: expected one of {', '.join(AUDITS)}")
     for name, why in _SEEN.items():
         with trial.holds(f"who sees {name}"):
             answer = trial()[name]

@@ -1,4 +1,4 @@
-"How does it become something that I can trust?"
+"How does it become trustworthy?"
 # Written by `make export`: every public name of these rooms, loaded when it is first used.
 from dp_course import _door
 

@@ -19,7 +19,7 @@ from dp_course import (
     sampler_audit,
 )
 from dp_course.audit import (
-    LAYERS,
+    AUDITS,
     FullTrainer,
     SmallTrainer,
     audit_all,
@@ -72,7 +72,7 @@ CORRECT = {
 
 
 @pytest.mark.parametrize("name", CORRECT)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", AUDITS)
 def test_a_correct_trainer_passes(name, layer):
     if layer in ("one run", "release") and "views" in name:
         pytest.skip("the views change nothing between steps")
@@ -107,7 +107,7 @@ def test_the_table_says_that_most_mutants_reach_the_released_weights():
 def test_mutants_do_not_tell():
     assert len(MUTANTS) >= 15
     for mutant in MUTANTS.values():
-        assert mutant.layer in LAYERS and mutant.wrong
+        assert mutant.layer in AUDITS and mutant.wrong
         assert mutant.wrong not in repr(mutant)
         assert "def " in mutant.source() or "class " in mutant.source()
 
@@ -383,7 +383,7 @@ NOISY_MEAN = trainers.noisy_mean
 BREAKS = {
     "half the noise": ("noise", FlatClip, "std", half),
     "a tenth too long": ("replay", FlatClip, "__call__", longer),
-    "drawn more often": ("sampler", "dp_course.audit.evidence", "poisson_indices", more_often),
+    "drawn more often": ("sampler", "dp_course.audit.doors", "poisson_indices", more_often),
     "no noise on scalars": ("noise", trainers, "noisy_mean", silent_scalars),
 }
 

@@ -273,10 +273,10 @@ def test_table_is_markdown():
     assert text.splitlines() == ["| a | b |", "| --- | --- |", "| x / y | 1 |", "| z | 2 |"]
 
 
-def test_readme_says_what_the_records_say():
-    "Every row 'mean +- std | seeds' of a run that README names, derived again."
+def test_the_page_of_results_says_what_the_records_say():
+    "Every row 'mean +- std | seeds' of a run that it names, derived again."
     row_of = r"\| `([\w.-]+)` \|.*?\*\*([\d.]+) \+- ([\d.]+) %\*\* \| (\d+) \|"
-    quoted = re.findall(row_of, (ROOT/"README.md").read_text(encoding="utf-8"))
+    quoted = re.findall(row_of, (ROOT/"docs/results.md").read_text(encoding="utf-8"))
     assert len(quoted) >= 3
     for run, *numbers in quoted:
         rows = [row for row in R.results(RUNS) if row["run"] == run and "runs" in row]

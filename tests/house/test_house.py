@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 sys.path.insert(0, str(ROOT/"tools"))
 import export  # noqa: E402
+import floors  # noqa: E402
 import notebooks  # noqa: E402
 
 LESSONS = notebooks.lessons()
@@ -25,8 +26,6 @@ NOTEBOOKS = [*LESSONS, *WORKSHOP]
 INDEX = ROOT/"nbs/index.ipynb"
 LIBRARY = ROOT/"dp_course"
 ROOMS = sorted([*LIBRARY.glob("[a-z]*.py"), *LIBRARY.glob("*/[a-z]*.py")])
-FLOORS = [("basics", "diagrams"), ("privacy", "data"), ("gradients",), ("models", "training"),
-          ("features",), ("audit", "cli"), ("exercises",)]
 RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "PIL"}
 SURFACE = """PrivacyPlan epsilon noise_multiplier Examples load
     Trainer FlatClip AdaptiveClip LayerClip EMA Schedule Plateau DPAdam
@@ -92,15 +91,40 @@ def test_clean_leaves_no_diff(copy):
     assert not changed, "run nbdev_clean and commit"
 
 
-def test_readme_is_the_index():
-    written = (ROOT/"README.md").read_text()
-    assert notebooks.readme() == written, "run `make readme` and commit README.md"
+PAGES = [ROOT/"README.md", *sorted((ROOT/"docs").glob("*.md"))]
 
 
-def test_readme_links_lead_somewhere():
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT/"README.md").read_text())
-    assert links
-    assert not [link for link in links if not (ROOT/link).exists()]
+def test_readme_and_pages_are_their_notebooks():
+    again = "run `make readme` and commit"
+    assert notebooks.readme() == (ROOT/"README.md").read_text(), again
+    for source, page in notebooks.PAGES.items():
+        assert notebooks.page(source) == page.read_text(), again
+    for place, source in notebooks.PICTURES.items():
+        assert notebooks.picture(source) == (ROOT/place).read_bytes(), again
+
+
+def test_the_floor_plan_is_drawn_from_the_imports():
+    plan, house = ROOT/"docs/static/floors.svg", ROOT/"docs/house.md"
+    assert floors.plan() == plan.read_text(), "run `make readme` and commit"
+    assert floors.house(house.read_text()) == house.read_text(), "run `make readme` and commit"
+
+
+def test_links_of_pages_lead_somewhere():
+    def lost(page):
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+        return [link for link in links if not (page.parent/link).exists()]
+    assert not complaints(lost, PAGES)
+
+
+def test_the_first_page_is_short_and_its_code_runs_as_it_stands(tmp_path):
+    text = (ROOT/"README.md").read_text()
+    prose = re.sub(r"(?s)```.*?```|<!--.*?-->", "", text)
+    assert len(prose.split()) <= 900
+    block = re.search(r"(?s)```python\n(.*?)```", text)[1]
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy 9" in done.stdout and (tmp_path/"model.pt").exists()
 
 
 # --- floors and addresses
@@ -111,31 +135,18 @@ def package_of(path):
     return path.stem if path.parent == LIBRARY else path.parent.name
 
 
-def imported(path):
-    "(node, module from the root, names) of every import in a room."
-    here = ["dp_course", *path.relative_to(LIBRARY).with_suffix("").parts]
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node, alias.name, []
-        elif isinstance(node, ast.ImportFrom):
-            start = here[:-node.level] if node.level else []
-            yield node, ".".join([*start, *(node.module or "").split(".")]), [
-                alias.name for alias in node.names]
-
-
 def arrows(rooms):
     "(room, package that it imports from) of every import of ours."
     for path in rooms:
-        for _, module, _ in imported(path):
-            words = module.strip(".").split(".")
+        for _, module, _ in floors.imported(path):
+            words = module.split(".")
             if words[0] == "dp_course" and len(words) > 1:
                 yield path, words[1]
 
 
 def upward(package, other):
     "Whether an arrow leads up, or to a neighbour on the same floor."
-    floor = {name: i for i, floor in enumerate(FLOORS) for name in floor}
+    floor = {name: i for i, floor in enumerate(floors.FLOORS) for name in floor}
     if {package, other} == {"basics", "diagrams"}:
         return package == "basics"
     return package != other and floor[other] >= floor[package]
@@ -165,13 +176,13 @@ def circles(graph):
 
 def siblings(folder):
     "room -> rooms of the same package that it imports."
-    return {path.stem: {module.rsplit(".", 1)[1] for _, module, _ in imported(path)
+    return {path.stem: {module.rsplit(".", 1)[1] for _, module, _ in floors.imported(path)
                         if module.startswith(f"dp_course.{folder.name}.")}
             for path in folder.glob("[a-z]*.py")}
 
 
 def test_no_circle_inside_a_package():
-    assert not {package: found for package in export.PACKAGES
+    assert not {package: found for package in floors.PACKAGES
                 if (found := circles(siblings(LIBRARY/package)))}
     assert circles({"a": {"b"}, "b": {"a"}}) and not circles({"a": {"b"}})
 
@@ -180,7 +191,7 @@ def test_between_packages_one_imports_from_the_package():
     "Not from a sibling's file; a name that is called like a room has only that address."
     around = []
     for path in ROOMS:
-        for _, module, names in imported(path):
+        for _, module, names in floors.imported(path):
             words = module.split(".")
             if words[0] == "dp_course" and len(words) == 3 and words[1] != package_of(path):
                 rooms = {p.stem for p in (LIBRARY/words[1]).glob("*.py")}
@@ -216,7 +227,7 @@ def test_imports_are_visible():
         functions = [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef)]
         hidden = {n.lineno for f in functions for n in ast.walk(f)
                   if isinstance(n, (ast.Import, ast.ImportFrom))}
-        for node, module, names in imported(path):
+        for node, module, names in floors.imported(path):
             assert "*" not in names, f"{name_of(path)} imports * from {module}"
             root = module.split(".")[0]
             late = node.lineno in hidden and root == "dp_course"
@@ -320,7 +331,6 @@ def unwell(path):
         "a saved error": any(output.output_type == "error" for output in outputs),
         "no saved outputs: run `make notebooks`": not outputs,
         "an empty cell": not all(cell.source.strip() for cell in notebook.cells),
-        "less than a third prose": len(cells(path, "markdown")) < len(notebook.cells)/3,
         "code that nobody ever tests": re.search(r"#\|\s*eval:\s*false", source),
         "a path of a machine": re.search(r"/(root|home|work|tmp|Users)/", "".join(texts)),
         "a dead slider": any(map(notebooks.is_widget, outputs)),
@@ -338,7 +348,9 @@ def lacking(path):
     figures = [o for c in code for o in c.outputs if "image/png" in o.get("data", {})]
     exercises = [c for c in cells(path, "markdown") if "### Exercise" in c.source]
     solutions = [c for c in code if "solution" in c.metadata.get("tags", [])]
-    found = {"figures": len(figures) < 2, "exercises": len(exercises) < 3,
+    prose, cells_in_all = len(cells(path, "markdown")), len(nbformat.read(path, 4).cells)
+    found = {"prose": prose < cells_in_all/3, "figures": len(figures) < 2,
+             "exercises": len(exercises) < 3,
              "solutions": len(solutions) < len(exercises) - 1,
              "folds": not all(c.metadata.jupyter.source_hidden for c in solutions)}
     return [words for words, holds in found.items() if holds]
