@@ -23,4 +23,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         one_pass refuse refuse_statistics run settled_precision swapped vmappable""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",
+    "units": """
+        Units unit_engine unit_grad_sum whole_units""",
 })

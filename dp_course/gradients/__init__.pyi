@@ -60,3 +60,7 @@ from .thresholds import decay as decay
 from .thresholds import equal_split as equal_split
 from .thresholds import falling_noise as falling_noise
 from .thresholds import layer_groups as layer_groups
+from .units import Units as Units
+from .units import unit_engine as unit_engine
+from .units import unit_grad_sum as unit_grad_sum
+from .units import whole_units as whole_units

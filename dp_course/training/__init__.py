@@ -9,10 +9,16 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         EMA SCHEDULES Schedule TailAverage constant cosine linear step_decay""",
     "checkpoints": """
         Journal load_checked save_atomic write_all""",
-    "guards": """
-        check_label_kind check_labels check_model check_plan model_input prove_separate
-        refuse_known refuse_mixed_clip refuse_mixed_loss refuse_mixed_rows refuse_mixing
-        refuse_parameters_in_loss refuse_unbounded shaken""",
+    "guard_clip": """
+        refuse_mixed_clip refuse_unbounded""",
+    "guard_labels": """
+        check_label_kind check_labels refuse_mixed_loss refuse_parameters_in_loss""",
+    "guard_model": """
+        check_model refuse_known refuse_mixing shaken""",
+    "guard_plan": """
+        check_plan in_units most_rows refuse_units""",
+    "guard_rows": """
+        model_input refuse_mixed_rows""",
     "ledger": """
         Book Entry Ledger STEPS""",
     "optimizers": """
@@ -21,6 +27,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         NoisyAccuracy Plateau public""",
     "processes": """
         Peers ProcessTrainer join shard""",
+    "proof": """
+        prove_separate prove_units""",
     "records": """
         KINDS LABELS Record class_counts code_version composed_epsilon count_classes distinct
         end_line epoch_line flat_row latest_checkpoint leading load_runs mean_std measure
@@ -34,6 +42,4 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         nonprivate_signal_noise""",
     "trainer": """
         Trainer""",
-    "units": """
-        Units in_units most_rows prove_units refuse_units unit_engine unit_grad_sum whole_units""",
 })

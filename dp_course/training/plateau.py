@@ -11,9 +11,9 @@ import math
 import torch
 
 from ..basics import check_count, check_kind, check_number, patch_to
+from .guard_plan import refuse_units
 from .ledger import STEPS
 from .trainer import Trainer
-from .units import refuse_units
 
 # %% ../../nbs/workshop/training/plateau.ipynb #d499b475
 class public:

@@ -14,12 +14,12 @@ from torch import nn
 
 from ..basics import patch_to
 from ..data import call_model, tree_map
-from ..gradients import trainable
+from ..gradients import Units, trainable, whole_units
 from ..privacy import SecretSeed
 from .checkpoints import load_checked, save_atomic
-from .guards import model_input
+from .guard_plan import in_units
+from .guard_rows import model_input
 from .ledger import STEPS
-from .units import Units, in_units, whole_units
 
 # %% ../../nbs/workshop/training/run.ipynb #c4f6e32f
 def _kind(t):

@@ -15,12 +15,13 @@ from torch import nn
 
 from ..basics import keep_memory, patch_to
 from ..data import as_examples
-from ..gradients import FlatClip, fast_grad_sum, noisy_mean, trainable
+from ..gradients import FlatClip, fast_grad_sum, noisy_mean, trainable, unit_engine
 from ..privacy import keyed_digest, new_seed, normal, poisson_indices
-from .guards import check_plan, prove_separate, refuse_unbounded
+from .guard_clip import refuse_unbounded
+from .guard_plan import check_plan, most_rows
 from .ledger import STEPS, Book, Entry
+from .proof import prove_separate, prove_units
 from .run import Run, accuracy, check_micro_batch, check_parts, made_optimizer
-from .units import most_rows, prove_units, unit_engine
 
 # %% ../../nbs/05_trainer.ipynb #efec08f4
 _per_row = partial(nn.functional.cross_entropy, reduction="none")

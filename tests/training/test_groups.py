@@ -21,10 +21,13 @@ from dp_course.gradients import (
     AdaptiveClip,
     FlatClip,
     LayerClip,
+    Units,
     bf16_engine,
     fixed_shape,
     linear_grad_sum,
     loop_grad_sum,
+    unit_grad_sum,
+    whole_units,
 )
 from dp_course.models import WSConv2d
 from dp_course.privacy import PrivacyPlan
@@ -32,14 +35,11 @@ from dp_course.training import (
     NoisyAccuracy,
     ProcessTrainer,
     Trainer,
-    Units,
     end_line,
     nonprivate_signal_noise,
     prove_units,
     refuse_units,
     start_line,
-    unit_grad_sum,
-    whole_units,
 )
 
 NAMES = ["loop_grad_sum", "hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum",
