@@ -31,8 +31,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "run": """
         callbacks_of load_data make_engine make_model make_optimizer make_trainer pick_up
         screen_of set_up usable_precision""",
-    "segmentation": """
-        noise_to_signal""",
     "tables": """
         Table changed plot_record plot_traces results_table""",
     "tasks": """

@@ -105,7 +105,6 @@ from .run import pick_up as pick_up
 from .run import screen_of as screen_of
 from .run import set_up as set_up
 from .run import usable_precision as usable_precision
-from .segmentation import noise_to_signal as noise_to_signal
 from .tables import Table as Table
 from .tables import changed as changed
 from .tables import plot_record as plot_record

@@ -1,3 +1,7 @@
+from .augmentation import all_views as all_views
+from .augmentation import multiplicity as multiplicity
+from .augmentation import multiplicity_with_masks as multiplicity_with_masks
+from .augmentation import views as views
 from .batches import Views as Views
 from .batches import arguments as arguments
 from .batches import call_model as call_model
@@ -8,9 +12,7 @@ from .batches import losses_of as losses_of
 from .batches import take as take
 from .batches import tree_map as tree_map
 from .datasets import DataError as DataError
-from .datasets import Examples as Examples
 from .datasets import OCT_SUBJECTS as OCT_SUBJECTS
-from .datasets import as_examples as as_examples
 from .datasets import best_available as best_available
 from .datasets import load as load
 from .drawings import RETINA_COLORS as RETINA_COLORS
@@ -21,6 +23,8 @@ from .drawings import drawn_bars as drawn_bars
 from .drawings import leaf_images as leaf_images
 from .drawings import phantoms as phantoms
 from .drawings import show_retina as show_retina
+from .examples import Examples as Examples
+from .examples import as_examples as as_examples
 from .scans import boundary_error as boundary_error
 from .scans import by_person as by_person
 from .scans import dice as dice
@@ -31,6 +35,3 @@ from .scans import overlap as overlap
 from .scans import pixel_loss as pixel_loss
 from .scans import row_guess as row_guess
 from .scans import segment as segment
-from .views import all_views as all_views
-from .views import multiplicity as multiplicity
-from .views import multiplicity_with_masks as multiplicity_with_masks
