@@ -20,9 +20,17 @@ from torchvision import datasets
 from toys import look_into
 
 from dp_course.basics import data_root
-from dp_course.data import DataError, Examples, as_examples, best_available, leaves, load, tree_map
+from dp_course.data import (
+    DataError,
+    Examples,
+    as_examples,
+    best_available,
+    examples,
+    leaves,
+    load,
+    tree_map,
+)
 from dp_course.data import datasets as data
-from dp_course.data import examples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
