@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from ..basics import Parser, data_root, keep_memory, patch_to, progress
 from ..data import leaf_images, load
-from .encoded import ENCODERS, encoder_features
+from .encoders import ENCODERS, encoder_features
 from .slices import SlicedRun, exit_code, slice_options
 from ..gradients import (
     PRECISIONS, FlatClip, linear_grad_sum, linear_head, settled_precision)
