@@ -19,8 +19,7 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from dp_course.data import load, multiplicity
-from dp_course.data.views import views
+from dp_course.data import load, multiplicity, views
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
 from dp_course.models import WSConv2d, four_a_group
 from dp_course.privacy import PrivacyPlan

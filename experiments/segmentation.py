@@ -33,11 +33,11 @@ from dp_course.data import (
     majority_guess,
     multiplicity_with_masks,
     narrow,
+    phantoms,
     pixel_loss,
     row_guess,
     segment,
 )
-from dp_course.data.phantoms import phantoms
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
 from dp_course.models import UNet
 from dp_course.privacy import PrivacyPlan

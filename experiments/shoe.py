@@ -29,7 +29,7 @@ from dp_course.models import (
     activation_norm,
     draw_like,
     first_moment,
-    two_convolutions,
+    papernot_cnn,
     weight_statistics,
 )
 from dp_course.privacy import PrivacyPlan, epsilon
@@ -71,7 +71,7 @@ def network(cell):
     if cell["task"] in ("cifar10", "cifar100"):
         model = all_convolutional(cell["k"], cell["act"])
     else:
-        model = two_convolutions(cell["k"], cell["k2"], ACTS[cell["act"]])
+        model = papernot_cnn(cell["k"], ACTS[cell["act"]], k2=cell["k2"])
     if cell["stats"]:
         draw_like(model, cell["stats"])
     return model

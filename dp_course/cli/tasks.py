@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from ..data import (
-    LAYERS, OCT_SUBJECTS, Examples, by_person, load, multiplicity, multiplicity_with_masks, narrow,
-    overlap, pixel_loss)
-from ..data.phantoms import phantoms
+    OCT_SUBJECTS, RETINA_LAYERS, Examples, by_person, load, multiplicity, multiplicity_with_masks,
+    narrow, overlap, phantoms, pixel_loss)
 from ..features import load_start, load_whole
 from ..training import no_scores
 
@@ -43,7 +42,7 @@ def load_scans(
     held = people[1:3]
     split = by_person(data, owners, held)
     left = owners[~torch.isin(owners, torch.tensor(held))]
-    return split.replace(classes=LAYERS, groups=left).to(device or "cpu")
+    return split.replace(classes=RETINA_LAYERS, groups=left).to(device or "cpu")
 
 # %% ../../nbs/workshop/cli/tasks.ipynb #3ba6e6ba
 def layer_scores(

@@ -3,15 +3,18 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
+    "augmentation": """
+        all_views multiplicity multiplicity_with_masks views""",
     "batches": """
         Views arguments call_model count flatten_views leaves losses_of take tree_map""",
     "datasets": """
-        DataError Examples OCT_SUBJECTS as_examples best_available load""",
-    "phantoms": """
-        LAYERS LAYER_COLORS boundaries show_layers""",
+        DataError OCT_SUBJECTS best_available load""",
+    "drawings": """
+        RETINA_COLORS RETINA_LAYERS boundaries dead_leaves drawn_bars leaf_images phantoms
+        show_retina""",
+    "examples": """
+        Examples as_examples""",
     "scans": """
         boundary_error by_person dice learn_only majority_guess narrow overlap pixel_loss
         row_guess segment""",
-    "views": """
-        all_views multiplicity multiplicity_with_masks""",
 })

@@ -10,13 +10,13 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         encoder_state find_start load_encoder load_start load_whole save_encoder stage_maps""",
     "patches": """
         LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
-        feature_bound leaf_images leafed leaves_cnn leaves_linear patch_filters weighed""",
+        feature_bound leafed leaves_cnn leaves_linear patch_filters weighed""",
     "pretraining": """
         Pretraining Slices align_uniform judge leaf_stock normalized_features pick_up_slices
         pretrain_step probe random_views slice_of_run""",
     "public_features": """
-        LAYERS PUBLIC PublicMetric describe drawn_bars fixed_views load_public_net
-        public_featured public_rows said_by_layers untrained_features""",
+        LAYERS PUBLIC PublicMetric describe fixed_views load_public_net public_featured
+        public_rows said_by_layers untrained_features""",
     "public_nets": """
         PublicRun pick_up_public public_images public_step slice_of_training""",
     "public_start": """
@@ -24,8 +24,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "scattering": """
         ParallelSum private_channel_stats scatter_cnn""",
     "scattering_transform": """
-        Scattering ScatteringFeatures ScatteringRecipe crop_spectrum dead_leaves
-        filter_and_subsample filter_bank gabor morlet scattered""",
+        Scattering ScatteringFeatures ScatteringRecipe crop_spectrum filter_and_subsample
+        filter_bank gabor morlet scattered""",
     "slices": """
         SlicedRun exit_code slice_options""",
     "transfer": """

@@ -24,7 +24,6 @@ from .patches import buy_mean as buy_mean
 from .patches import clipped_mean as clipped_mean
 from .patches import emphasized as emphasized
 from .patches import feature_bound as feature_bound
-from .patches import leaf_images as leaf_images
 from .patches import leafed as leafed
 from .patches import leaves_cnn as leaves_cnn
 from .patches import leaves_linear as leaves_linear
@@ -45,7 +44,6 @@ from .public_features import LAYERS as LAYERS
 from .public_features import PUBLIC as PUBLIC
 from .public_features import PublicMetric as PublicMetric
 from .public_features import describe as describe
-from .public_features import drawn_bars as drawn_bars
 from .public_features import fixed_views as fixed_views
 from .public_features import load_public_net as load_public_net
 from .public_features import public_featured as public_featured
@@ -70,7 +68,6 @@ from .scattering_transform import Scattering as Scattering
 from .scattering_transform import ScatteringFeatures as ScatteringFeatures
 from .scattering_transform import ScatteringRecipe as ScatteringRecipe
 from .scattering_transform import crop_spectrum as crop_spectrum
-from .scattering_transform import dead_leaves as dead_leaves
 from .scattering_transform import filter_and_subsample as filter_and_subsample
 from .scattering_transform import filter_bank as filter_bank
 from .scattering_transform import gabor as gabor

@@ -19,8 +19,9 @@ from torch import nn
 
 import dp_course
 from ..basics import data_root
+from ..data import leaf_images
 from .cache import cached_features
-from .patches import LeafRecipe, leaf_images, leafed
+from .patches import LeafRecipe, leafed
 from ..gradients import has_bfloat16
 from ..models import resnet20, wide_resnet
 from ..training import load_checked, save_atomic

@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from ..basics import Parser, data_root, keep_memory, patch_to, progress
-from ..data import load
+from ..data import leaf_images, load
 from .encoders import ENCODERS, encoder_features
-from .patches import leaf_images
 from .slices import SlicedRun, exit_code, slice_options
 from ..gradients import (
     PRECISIONS, FlatClip, linear_grad_sum, linear_head, settled_precision)

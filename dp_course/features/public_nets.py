@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ..basics import keep_memory, patch_to
-from ..data import load
-from ..data.views import views
+from ..data import load, views
 from .slices import SlicedRun, exit_code, slice_options
 from .transfer import TASKS, TRAININGS, PublicTraining, labels_of_task
 

@@ -3,13 +3,16 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
-    "networks": """
-        ACTIVATIONS BasicBlock TemperedSigmoid WideBlock activation allconv_cifar cost_table
-        norm_and_relu papernot_cnn three_stages""",
+    "blocks": """
+        BasicBlock WideBlock cost_table norm_and_relu three_stages""",
+    "report": """
+        ReportBlock report_conv report_resnet20 report_wrn16_4""",
     "resnet": """
         WSConv2d four_a_group resnet20 sixteen_groups wide_resnet wrn16_4 wrn40_4""",
     "small": """
-        NormWatch activation_norm draw_like first_moment two_convolutions weight_statistics""",
+        ACTIVATIONS NormWatch TemperedSigmoid activation activation_norm allconv_cifar
+        bounded_cnn digit_filters draw_like edge_filters first_moment papernot_cnn
+        weight_statistics""",
     "unet": """
         UNet transposed_rule""",
 })

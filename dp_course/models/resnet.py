@@ -13,7 +13,7 @@ from torch import nn
 
 from ..basics import check_count
 from ..gradients import RULES, convolution_rule
-from .networks import BasicBlock, WideBlock, norm_and_relu, three_stages
+from .blocks import BasicBlock, WideBlock, norm_and_relu, three_stages
 
 # %% ../../nbs/06_normalization.ipynb #3b80a1f4
 def four_a_group(channels:int):

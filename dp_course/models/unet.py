@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..basics import check_count, patch_to
+from ..basics import check_count
 from ..gradients import RULES, ConvWeight, KeptGradients, Tap, at_least_float32
 from .resnet import four_a_group
 
@@ -88,17 +88,15 @@ class UNet(nn.Module):
     def forward(self, x):  # (b,i,h,w) -> (b,classes,h,w)
         return self.head(self.features(x))
 
-# %% ../../nbs/workshop/models/unet.ipynb #9285641a
-@patch_to(UNet)
-def features(self, x):  # (b,i,h,w) -> (b,base,h,w)
-    "Compute what the head sees of every pixel."
-    if x.shape[2] % 16 or x.shape[3] % 16:
-        raise ValueError(f"{tuple(x.shape[2:])} pixels cannot be halved four times: "
-                         "crop or pad to multiples of 16")
-    skips = []
-    for stage in self.down:
-        x = stage(self.pool(x) if skips else x)
-        skips.append(x)
-    for up, mix, skip in zip(self.up, self.mix, skips[-2::-1]):
-        x = mix(torch.cat([skip, up(x)], 1))
-    return x
+    def features(self, x):  # (b,i,h,w) -> (b,base,h,w)
+        "Compute what the head sees of every pixel."
+        if x.shape[2] % 16 or x.shape[3] % 16:
+            raise ValueError(f"{tuple(x.shape[2:])} pixels cannot be halved four times: "
+                             "crop or pad to multiples of 16")
+        skips = []
+        for stage in self.down:
+            x = stage(self.pool(x) if skips else x)
+            skips.append(x)
+        for up, mix, skip in zip(self.up, self.mix, skips[-2::-1]):
+            x = mix(torch.cat([skip, up(x)], 1))
+        return x

@@ -30,8 +30,7 @@ from dp_course.cli import (
 from dp_course.cli import run as train
 from dp_course.cli.results import results
 from dp_course.cli.run import main
-from dp_course.data import LAYERS, OCT_SUBJECTS, Examples, dice, segment
-from dp_course.data.phantoms import phantoms
+from dp_course.data import OCT_SUBJECTS, RETINA_LAYERS, Examples, dice, phantoms, segment
 from dp_course.models import UNet
 from dp_course.training import leading, read_record, recorded, run_file, save_atomic, settings
 from experiments import segmentation
@@ -180,7 +179,7 @@ def test_a_miniature_says_and_writes_what_it_did(name, ended):
     assert lines[0]["plan"]["n"] == (8 if unit == "patient" else 16)
     assert f"one {unit}" in end["statement"]
     last = lines[-1]
-    assert last["finished"] and len(last["dice"]) == 9 and last["classes"] == list(LAYERS)
+    assert last["finished"] and len(last["dice"]) == 9 and last["classes"] == list(RETINA_LAYERS)
     assert last["mean_dice"] == pytest.approx(sum(last["dice"][1:8])/7, abs=1e-5)
     assert [line["mean_dice"] for line in lines if line["kind"] == "epoch"][-1] == last["mean_dice"]
     assert end["paths"]["figure"].exists() and end["paths"]["weights"].exists()

@@ -28,7 +28,6 @@ from dp_course.cli import (
     Bar,
     Config,
     Job,
-    ReportBlock,
     announce_duration,
     config_of,
     load_data,
@@ -44,6 +43,7 @@ from dp_course.cli import run as train
 from dp_course.cli.run import main, run
 from dp_course.data import Views, load
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
+from dp_course.models import ReportBlock
 from dp_course.privacy import PLDAccountant, RDPAccountant
 from dp_course.training import Record, composed_epsilon, load_runs, mean_std, read_record
 from dp_course.training import trainer as trainer_module

@@ -20,8 +20,19 @@ from torchvision import datasets
 from toys import look_into
 
 from dp_course.basics import data_root
-from dp_course.data import DataError, Examples, as_examples, best_available, leaves, load, tree_map
+from dp_course.data import (
+    DataError,
+    Examples,
+    as_examples,
+    best_available,
+    examples,
+    leaves,
+    load,
+    tree_map,
+)
 from dp_course.data import datasets as data
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def gen(seed=0):
@@ -207,7 +218,7 @@ def test_probe_makes_the_rows():
 
 
 def test_a_large_set_is_looked_at_in_part(monkeypatch):
-    monkeypatch.setattr(data, "_LOOK_BYTES", 4*8)
+    monkeypatch.setattr(examples, "_LOOK_BYTES", 4*8)
     asked = []
 
     class Counting(np.ndarray):
@@ -478,7 +489,8 @@ def tiny_cifar(folder, rng, monkeypatch):
     monkeypatch.setattr(datasets.CIFAR100, "train_list", [["train", md5(files["train"])]])
     monkeypatch.setattr(datasets.CIFAR100, "test_list", [["test", md5(files["test"])]])
     monkeypatch.setattr(datasets.CIFAR100, "meta", meta)
-    source = replace(data._SOURCES["cifar100"], files=data._cifar_files(datasets.CIFAR100))
+    sums = {name: (None, md5(content)) for name, content in files.items()}
+    source = replace(data._SOURCES["cifar100"], files=sums)
     monkeypatch.setitem(data._SOURCES, "cifar100", source)
 
 
@@ -489,6 +501,15 @@ def tiny(tmp_path, monkeypatch):
     tiny_mnist(tmp_path/"MNIST/raw", rng, monkeypatch)
     tiny_cifar(tmp_path/"cifar-100-python", rng, monkeypatch)
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_the_checksums_of_cifar_are_torchvisions(name):
+    source = data._SOURCES[name]
+    theirs = source.dataset()
+    meta = theirs.meta["filename"], theirs.meta["md5"]
+    listed = dict([*theirs.train_list, *theirs.test_list, meta])
+    assert {file: digest for file, (_, digest) in source.files.items()} == listed
 
 
 def test_tiny_copies_load(tiny):

@@ -13,13 +13,12 @@ from torch import nn
 
 from dp_course.cli import Job, make_config, make_trainer
 from dp_course.cli.run import run
-from dp_course.data import Examples, Views, load
+from dp_course.data import Examples, Views, dead_leaves, load
 from dp_course.features import (
     ParallelSum,
     Scattering,
     ScatteringRecipe,
     crop_spectrum,
-    dead_leaves,
     filter_and_subsample,
     filter_bank,
     gabor,

@@ -21,11 +21,11 @@ from dp_course.data import (
     learn_only,
     load,
     narrow,
+    phantoms,
     pixel_loss,
     segment,
 )
 from dp_course.data import datasets as data_module
-from dp_course.data.phantoms import phantoms
 from dp_course.gradients import (
     FlatClip,
     bookkeeping_grad_sum,
@@ -43,6 +43,8 @@ from experiments import harness, segmentation  # noqa: E402
 ENGINES = (hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum, vmap_grad_sum)
 name_of = {"ids": lambda f: f.__name__}
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def by_layer(norms):
     "Another factor for every tensor."
@@ -54,39 +56,38 @@ def net(**settings):
     return UNet(**{"base": 4, "classes": 3} | settings).double()
 
 
-def batch(b=3, h=16, w=32, classes=3):
+def batch(b=3, h=16, w=16, classes=3):
     return torch.randn(b, 1, h, w).double(), torch.randint(classes, (b, h, w))
 
 
-def assert_exact(engine, model, x, y, clip):
+def assert_exact(model, x, y, clip):
+    "Every engine finds the sums and norms of the loop."
     want, norms = loop_grad_sum(model, pixel_loss, x, y, clip)
-    got, found = engine(model, pixel_loss, x, y, clip)
-    assert got.keys() == want.keys()
-    for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(found, norms, rtol=1e-9, atol=1e-9)
+    for engine in ENGINES:
+        got, found = engine(model, pixel_loss, x, y, clip)
+        assert got.keys() == want.keys(), engine
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found, norms, rtol=1e-9, atol=1e-9)
 
 
 # ---- exact gradients
 
 @pytest.mark.parametrize("clip", [FlatClip(.05), FlatClip(1e3), by_layer],
                          ids=["clipped", "free", "by layer"])
-@pytest.mark.parametrize("engine", ENGINES, **name_of)
-def test_unet_is_exact(engine, clip):
-    assert_exact(engine, net(), *batch(), clip)
+def test_unet_is_exact(clip):
+    assert_exact(net(), *batch(), clip)
 
 
-@pytest.mark.parametrize("engine", ENGINES, **name_of)
 @pytest.mark.parametrize("kinds", [("head",), ("norms",), ("head", "norms")], ids="-".join)
-def test_parts_of_a_unet_are_exact(engine, kinds):
-    assert_exact(engine, learn_only(net(), *kinds), *batch(), FlatClip(.02))
+def test_parts_of_a_unet_are_exact(kinds):
+    assert_exact(learn_only(net(), *kinds), *batch(), FlatClip(.02))
 
 
-@pytest.mark.parametrize("engine", ENGINES, **name_of)
-def test_views_with_masks_of_their_own_are_exact(engine):
+def test_views_with_masks_of_their_own_are_exact():
     x, y = batch(6)
     views = Views(x.unflatten(0, (3, 2))), Views(y.unflatten(0, (3, 2)))
-    assert_exact(engine, net(), *views, FlatClip(.05))
+    assert_exact(net(), *views, FlatClip(.05))
 
 
 @pytest.mark.parametrize("engine", ENGINES, **name_of)
@@ -121,11 +122,10 @@ class Upsampled(nn.Module):
         return self.last(torch.cat([x, self.up(nn.functional.avg_pool2d(x, 2))], 1))
 
 
-@pytest.mark.parametrize("engine", ENGINES, **name_of)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
-def test_upsampling_and_concatenation_are_exact(engine, mode):
+def test_upsampling_and_concatenation_are_exact(mode):
     torch.manual_seed(0)
-    assert_exact(engine, Upsampled(mode).double(), *batch(), FlatClip(.05))
+    assert_exact(Upsampled(mode).double(), *batch(), FlatClip(.05))
 
 
 KINDS = {
@@ -137,17 +137,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES, **name_of)
 @pytest.mark.parametrize("kind", KINDS)
-def test_transposed_convolutions_are_exact(engine, kind):
+def test_transposed_convolutions_are_exact(kind):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(),
                           nn.ConvTranspose2d(4, 6, **KINDS[kind])).double()
     x = torch.randn(3, 1, 5, 6).double()
     y = torch.randint(6, (3, *model(x).shape[2:]))
-    assert_exact(engine, model, x, y, FlatClip(.05))
+    assert_exact(model, x, y, FlatClip(.05))
     model[0].requires_grad_(False)
-    assert_exact(engine, model, x, y, FlatClip(.05))
+    assert_exact(model, x, y, FlatClip(.05))
 
 
 def test_a_shared_transposed_convolution_counts_once():
@@ -160,8 +159,7 @@ def test_a_shared_transposed_convolution_counts_once():
             return self.up(self.up(x.expand(-1, 3, -1, -1)))
     model = Twice().double()
     x, y = torch.randn(3, 1, 4, 4).double(), torch.randint(3, (3, 16, 16))
-    for engine in ENGINES:
-        assert_exact(engine, model, x, y, FlatClip(.05))
+    assert_exact(model, x, y, FlatClip(.05))
 
 
 # ---- scans
@@ -260,6 +258,7 @@ def small(tmp_path, monkeypatch):
     return tmp_path/"sweep-segmentation.jsonl"
 
 
+@pytest.mark.slow
 def test_every_part_of_the_recipe_runs_and_is_not_repeated(small):
     for part in ("pretrain", "guesses", "head", "patients", "norms", "all",
                  "scratch"):
@@ -281,6 +280,7 @@ def test_person_one_chooses_and_is_never_tested_on():
     assert sorted(tested) == sorted(set(OCT_SUBJECTS) - {1}) and len(tested) == 8
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_where_it_was_stopped(small, tmp_path):
     cell = segmentation.cell_of("pretrain", "phantoms")
     stopped = tmp_path/"stopped.pt"

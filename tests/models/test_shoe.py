@@ -15,13 +15,15 @@ from dp_course.models import (
     activation_norm,
     draw_like,
     first_moment,
-    two_convolutions,
+    papernot_cnn,
     weight_statistics,
 )
 from dp_course.training import DPAdam, flat_row, sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import shoe  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def pictures():
 @pytest.mark.parametrize("act", ["tanh", "relu", nn.Sigmoid()])
 @pytest.mark.parametrize("k, k2", [(1, 1), (2, 5), (16, 32)])
 def test_widths_are_free(k, k2, act):
-    model = two_convolutions(k, k2, act)
+    model = papernot_cnn(k, act, k2=k2)
     expected = 65*k + k2*(16*k + 1) + 32*(16*k2 + 1) + 330
     assert sum(p.numel() for p in model.parameters()) == expected
     assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)

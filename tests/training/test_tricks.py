@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dp_course.data import Views, load, multiplicity, multiplicity_with_masks
-from dp_course.data.views import views
+from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, new_seed
 from dp_course.training import (
