@@ -40,7 +40,6 @@ from .pretraining import pretrain_step as pretrain_step
 from .pretraining import probe as probe
 from .pretraining import random_views as random_views
 from .pretraining import slice_of_run as slice_of_run
-from .public_features import LAYERS as LAYERS
 from .public_features import PUBLIC as PUBLIC
 from .public_features import PublicMetric as PublicMetric
 from .public_features import describe as describe
@@ -58,7 +57,7 @@ from .public_nets import slice_of_training as slice_of_training
 from .public_start import THEIRS as THEIRS
 from .public_start import hours as hours
 from .public_start import labelled as labelled
-from .public_start import noise_to_signal as noise_to_signal
+from .public_start import noise_over_signal as noise_over_signal
 from .public_start import ours as ours
 from .public_start import training_flops as training_flops
 from .scattering import ParallelSum as ParallelSum
