@@ -21,8 +21,7 @@ from .presets import (
 from .releases import IMAGES
 from .tasks import SCANS, task_of
 from ..data import Examples, count, leaves, tree_map
-from ..features import ENCODED, PUBLIC, find_start, untrained_features
-from ..features.encoded import encoded
+from ..features import ENCODED, PUBLIC, encoded, find_start, untrained_features
 from ..gradients import FlatClip
 from ..training import (
     distinct, leading, mean_std, peak_memory_mb, recorded, runs_folders, settings, synchronize)

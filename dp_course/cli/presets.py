@@ -22,9 +22,8 @@ from torch import nn
 from .tasks import SCANS
 from ..data import learn_only
 from ..features import (
-    ENCODED, PUBLIC, WEIGHTS, LeafRecipe, leafed, leaves_cnn, leaves_linear, new_head as _new_head,
-    public_featured, public_net, scatter_cnn, scattered, train_only)
-from ..features.encoded import encoded
+    ENCODED, PUBLIC, WEIGHTS, LeafRecipe, encoded, leafed, leaves_cnn, leaves_linear, new_head as
+    _new_head, public_featured, public_net, scatter_cnn, scattered, train_only)
 from ..gradients import (
     fast_grad_sum, linear_grad_sum, linear_head, loop_grad_sum, vmap_grad_sum)
 from ..models import UNet, WSConv2d, four_a_group, papernot_cnn, resnet20, wrn16_4, wrn40_4

@@ -2,7 +2,6 @@
 import json
 import math
 import re
-import warnings
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -27,8 +26,8 @@ from dp_course.cli import (
 )
 from dp_course.cli.run import run
 from dp_course.data import Examples, load
-from dp_course.features import encoded as E
-from dp_course.features import encoder_state, save_encoder
+from dp_course.features import cache, encoder_state, save_encoder
+from dp_course.features import encoders as E
 from dp_course.features import patches as L
 from dp_course.features import pretraining as P
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
@@ -139,37 +138,8 @@ def test_the_cache_gives_back_what_was_computed(kept, monkeypatch):
     folder, data = kept
     assert "synthetic" in data.name and len(data) == 60
     assert same_rows(data, L.leafed(first_digits(), FEW, cache=False))
-    monkeypatch.setattr(L, "_fresh_features", None)  # nothing is computed again
+    monkeypatch.setattr(cache, "_fill", None)  # nothing is computed again
     assert same_rows(data, L.leafed(first_digits(), FEW, folder))
-
-
-def test_a_damaged_cache_is_said_and_mended(kept):
-    folder, data = kept
-    want = {name: np.array(v) for name, v in data.train_x.items()}
-    marker, = (p for p in folder.iterdir() if p.suffix == "")
-    for damage in ("flip", "cut", "marker"):
-        array = folder/f"{marker.name}.patches.npy"
-        good = array.read_bytes()
-        if damage == "marker":
-            marker.write_text("{")
-        else:
-            end = len(good) if damage == "flip" else 1000
-            array.unlink()
-            array.write_bytes(good[:end//2] + bytes([good[end//2] ^ 1]) + good[end//2 + 1:end])
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            again = L.leafed(first_digits(), FEW, folder)
-        assert len(seen) == 1 and "damaged" in str(seen[0].message)
-        assert all(np.array_equal(again.train_x[name], v) for name, v in want.items())
-
-
-def test_half_a_computation_is_not_taken_for_a_whole_one(kept):
-    folder, data = kept
-    marker, = (p for p in folder.iterdir() if p.suffix == "")
-    marker.unlink()  # it is written last
-    again = L.leafed(first_digits(), FEW, folder)
-    assert same_rows(again, L.leafed(first_digits(), FEW, cache=False))
-    assert marker.exists()
 
 
 def test_only_images_become_features():
@@ -414,7 +384,7 @@ def test_the_maps_of_an_encoder_stand_beside_the_others(tmp_path, monkeypatch):
     other = E.encoded(given, two, FEW, tmp_path)  # other weights have other files
     assert not np.array_equal(data.train_x["encoder3"], other.train_x["encoder3"])
     assert np.array_equal(data.train_x["patches"], other.train_x["patches"])
-    monkeypatch.setattr(L, "_fresh_features", None)  # nothing is computed again
+    monkeypatch.setattr(cache, "_fill", None)  # nothing is computed again
     again = E.encoded(given, one, FEW, tmp_path)
     for part in ("train_x", "test_x"):
         for name, v in getattr(data, part).items():

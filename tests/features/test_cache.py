@@ -1,0 +1,117 @@
+"The one store of features: damage, halves, full disks, two kinds of features beside each other."
+import errno
+import os
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from toys import first_digits
+
+from dp_course.features import (
+    LeafRecipe,
+    ScatteringRecipe,
+    cache,
+    cached_features,
+    leafed,
+    scattered,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KINDS = {
+    "leaves": lambda folder: leafed(DIGITS, LeafRecipe(patches=10, synthetic=20), folder),
+    "scatter": lambda folder: scattered(DIGITS, ScatteringRecipe(synthetic=20), folder),
+}
+DIGITS = first_digits()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kept(request, tmp_path_factory):
+    "A folder, what makes its content, and the content."
+    folder, make = tmp_path_factory.mktemp(request.param), KINDS[request.param]
+    return folder, make, make(folder)
+
+
+def maps_of(data):
+    "Every map of both parts, as arrays."
+    parts = data.train_x, data.test_x
+    found = [list(x.values()) if isinstance(x, dict) else [x] for x in parts]
+    return [np.asarray(m) for maps in found for m in maps]
+
+
+def warned(kept):
+    "What is said when the features are asked for again, which come out the same in any case."
+    folder, make, want = kept
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        again = maps_of(make(folder))
+    assert all(np.array_equal(*pair) for pair in zip(again, maps_of(want), strict=True))
+    return [str(w.message) for w in seen]
+
+
+def test_damage_is_said_and_mended(kept):
+    folder, _, _ = kept
+    marker, = (p for p in folder.iterdir() if p.suffix == "")
+    array = max(folder.glob("*.npy"), key=lambda p: p.stat().st_size)
+    good, names = array.read_bytes(), sorted(folder.iterdir())
+    middle = len(good)//2
+    flipped = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1:]
+    for bad in (good[:1000], b"", good[:-1], flipped):
+        array.unlink()
+        array.write_bytes(bad)
+        first = warned(kept)
+        assert len(first) == 1 and "damaged" in first[0] and marker.name in first[0]
+        assert warned(kept) == []
+    for bad in ("{", "{}", "[]", "3", '{"scatter": "another digest"}'):
+        marker.write_text(bad)
+        assert "damaged" in warned(kept)[0]
+    assert sorted(folder.iterdir()) == names  # no spare, no temporary file
+
+
+def test_half_a_computation_is_not_taken_for_a_whole_one(kept, monkeypatch):
+    folder, _, _ = kept
+    marker, = (p for p in folder.iterdir() if p.suffix == "")
+    marker.unlink()  # it is written last
+    assert warned(kept) == [] and marker.exists()
+    monkeypatch.setattr(cache, "_fill", None)  # nothing is computed again
+    assert warned(kept) == []
+
+
+def test_who_reads_old_features_keeps_them(kept):
+    "Another process may have mapped the file that is made anew."
+    folder, make, want = kept
+    before = [m.copy() for m in maps_of(want)]
+    for path in folder.iterdir():
+        if path.suffix == "":
+            path.unlink()
+    make(folder)
+    assert all(np.array_equal(*pair) for pair in zip(maps_of(want), before, strict=True))
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_cache(kept, tmp_path):
+    (tmp_path/"file").write_text("")
+    said, = warned((tmp_path/"file", *kept[1:]))
+    assert "not kept" in said
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="reserves no space here")
+def test_a_full_disk_costs_only_the_cache(kept, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    said, = warned((tmp_path, *kept[1:]))
+    assert "not kept" in said and "No space left" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_chunks_meet_at_the_right_places():
+    some = DIGITS.replace(test_x=None, test_y=None)
+
+    def describe(x):
+        return {"mean": x.float().mean((1, 2, 3)).half()}
+
+    found = cached_features(some, lambda shape: describe, ["mean"], False, chunk=7)
+    assert list(found) == ["train_x"] and found["train_x"]["mean"].shape == (60,)
+    want = DIGITS.train_x.float().mean((1, 2, 3))
+    assert torch.allclose(torch.from_numpy(found["train_x"]["mean"]).float(), want, atol=.1)
