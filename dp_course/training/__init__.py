@@ -11,13 +11,13 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "guard_clip": """
         refuse_mixed_clip refuse_unbounded""",
     "guard_labels": """
-        check_label_kind check_labels refuse_mixed_loss refuse_parameters_in_loss""",
+        check_label_kind check_labels refuse_parameters_in_loss""",
     "guard_model": """
-        check_model refuse_known refuse_mixing shaken""",
+        Seal check_model check_optimizer refuse_known refuse_mixing shaken""",
     "guard_plan": """
         check_plan in_units most_rows refuse_units""",
     "guard_rows": """
-        model_input refuse_mixed_rows""",
+        model_input refuse_mixed_items""",
     "ledger": """
         Book Entry Ledger STEPS""",
     "measuring": """
@@ -29,7 +29,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "processes": """
         Peers ProcessTrainer join shard""",
     "proof": """
-        prove_separate prove_units""",
+        PROOFS prove_separate prove_units""",
     "reading": """
         BatchReader""",
     "records": """

@@ -19,9 +19,10 @@ from .guard_clip import refuse_mixed_clip as refuse_mixed_clip
 from .guard_clip import refuse_unbounded as refuse_unbounded
 from .guard_labels import check_label_kind as check_label_kind
 from .guard_labels import check_labels as check_labels
-from .guard_labels import refuse_mixed_loss as refuse_mixed_loss
 from .guard_labels import refuse_parameters_in_loss as refuse_parameters_in_loss
+from .guard_model import Seal as Seal
 from .guard_model import check_model as check_model
+from .guard_model import check_optimizer as check_optimizer
 from .guard_model import refuse_known as refuse_known
 from .guard_model import refuse_mixing as refuse_mixing
 from .guard_model import shaken as shaken
@@ -30,7 +31,7 @@ from .guard_plan import in_units as in_units
 from .guard_plan import most_rows as most_rows
 from .guard_plan import refuse_units as refuse_units
 from .guard_rows import model_input as model_input
-from .guard_rows import refuse_mixed_rows as refuse_mixed_rows
+from .guard_rows import refuse_mixed_items as refuse_mixed_items
 from .ledger import Book as Book
 from .ledger import Entry as Entry
 from .ledger import Ledger as Ledger
@@ -49,6 +50,7 @@ from .processes import Peers as Peers
 from .processes import ProcessTrainer as ProcessTrainer
 from .processes import join as join
 from .processes import shard as shard
+from .proof import PROOFS as PROOFS
 from .proof import prove_separate as prove_separate
 from .proof import prove_units as prove_units
 from .reading import BatchReader as BatchReader

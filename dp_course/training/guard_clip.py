@@ -18,29 +18,44 @@ import numpy as np
 import torch
 
 # %% ../../nbs/workshop/training/guard_clip.ipynb #fb860f56
-def _numbers(thing, seen=None):
-    "All tensors and numbers that an object keeps, however deep."
+def _as_tensor(thing):
+    "A number, an array or a tensor as a tensor; None for anything else."
     if isinstance(thing, torch.Tensor):
-        return [thing.detach()]
+        return thing.detach()
     if isinstance(thing, (bool, int, float, np.number, np.bool_)):
-        return [torch.tensor(float(thing), dtype=torch.float64)]
-    if isinstance(thing, np.ndarray):
-        if thing.dtype.kind not in "buif":
-            return []
-        return [torch.from_numpy(thing.astype(np.float64))]
-    seen = set() if seen is None else seen
-    if id(thing) in seen or isinstance(thing, (type, FunctionType, ModuleType)):
+        return torch.tensor(float(thing), dtype=torch.float64)
+    if isinstance(thing, np.ndarray) and thing.dtype.kind in "buif":
+        return torch.from_numpy(thing.astype(np.float64))
+    return None
+
+
+def _parts(thing):
+    "What an object holds, one level down."
+    if isinstance(thing, (type, FunctionType, ModuleType, np.ndarray)):
         return []
-    seen.add(id(thing))
     if isinstance(thing, dict):
-        parts = thing.values()
-    elif isinstance(thing, (list, tuple, set, deque)):
-        parts = thing
-    elif isinstance(thing, partial):
-        parts = [thing.func, thing.args, thing.keywords]
-    else:
-        parts = [getattr(thing, "__self__", None), getattr(thing, "__dict__", None)]
-    return [v for part in parts if part is not None for v in _numbers(part, seen)]
+        return list(thing.values())
+    if isinstance(thing, (list, tuple, set, deque)):
+        return list(thing)
+    if isinstance(thing, partial):
+        return [thing.func, thing.args, thing.keywords]
+    return [getattr(thing, "__self__", None), getattr(thing, "__dict__", None)]
+
+
+def _numbers(thing):
+    "All tensors and numbers that an object keeps, however deep."
+    found = []
+    todo = [thing]
+    seen = set()
+    while todo:
+        one = todo.pop(0)
+        value = _as_tensor(one)
+        if value is not None:
+            found.append(value)
+        elif id(one) not in seen:
+            seen.add(id(one))
+            todo = _parts(one) + todo
+    return found
 
 
 def _state(clip):

@@ -455,11 +455,13 @@ def test_wrong_engines_are_refused(engine, words):
         prove_separate(engine, nn.Linear(5, 3), loss, floats(5))
 
 
-def test_sizes_with_the_time_there_is():
+def test_sizes_follow_from_the_shapes(monkeypatch):
+    prove = partial(prove_separate, fast_grad_sum)
     model = nn.Sequential(nn.Flatten(), nn.Linear(35, 3))
-    prove = partial(prove_separate, fast_grad_sum, model, loss, floats(7, 5))
-    assert prove(budget=60.) == (3, 4, 5, 7, 8, 35)
-    assert prove(budget=0.) == (3, 4)
+    assert prove(model, loss, floats(7, 5)) == (3, 4, 5, 7, 8, 35)
+    assert prove(model, loss, floats(7, 5), largest=90) == (3, 4, 5, 7, 8, 35, 90)
+    monkeypatch.setattr("dp_course.training.proof._WORK", 1e6)  # a larger network, as it were
+    assert prove(model, loss, floats(7, 5), largest=90) == (3, 4, 5)
 
 
 def test_rows_that_prove_nothing_are_said():
@@ -751,7 +753,7 @@ INNOCENT = {  # model, data, loss
 @pytest.mark.parametrize("name", INNOCENT)
 def test_innocent_networks_pass(name, engine):
     model, data, loss_fn = INNOCENT[name]
-    tried = prove_separate(engine, model(), loss_fn, data(), budget=.3)
+    tried = prove_separate(engine, model(), loss_fn, data())
     assert tried[:2] == (3, 4)
 
 
@@ -791,7 +793,7 @@ def test_a_model_that_insists_on_its_precision_is_proved_in_that():
 def test_it_costs_about_a_second_at_most():
     data = Examples(torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9))
     model = resnet20(10)
-    prove_separate(fast_grad_sum, model, loss, data, budget=0.)  # warm
+    prove_separate(fast_grad_sum, model, loss, data)  # warm
     clock = time.process_time()
     prove_separate(fast_grad_sum, model, loss, data)
     assert time.process_time() - clock < 2  # .9 on an idle core; 3 and 4 alone take .4
