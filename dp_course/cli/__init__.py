@@ -4,8 +4,7 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "building": """
-        ENGINES FEATURES HEADS MODELS PIXELWISE ReportBlock bounded_cnn digit_filters
-        edge_filters fit_out make_network report_wrn16_4""",
+        ENGINES FEATURES HEADS MODELS PIXELWISE fit_out make_network""",
     "command": """
         Job OPTIONS make_parser parse read_settings""",
     "comparisons": """
@@ -36,8 +35,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "run": """
         callbacks_of load_data make_engine make_model make_optimizer make_trainer pick_up
         screen_of set_up usable_precision""",
-    "segmentation": """
-        noise_to_signal""",
     "tables": """
         Table changed plot_record plot_traces results_table""",
     "tasks": """

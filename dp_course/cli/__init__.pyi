@@ -3,13 +3,8 @@ from .building import FEATURES as FEATURES
 from .building import HEADS as HEADS
 from .building import MODELS as MODELS
 from .building import PIXELWISE as PIXELWISE
-from .building import ReportBlock as ReportBlock
-from .building import bounded_cnn as bounded_cnn
-from .building import digit_filters as digit_filters
-from .building import edge_filters as edge_filters
 from .building import fit_out as fit_out
 from .building import make_network as make_network
-from .building import report_wrn16_4 as report_wrn16_4
 from .command import Job as Job
 from .command import OPTIONS as OPTIONS
 from .command import make_parser as make_parser
@@ -122,7 +117,6 @@ from .run import pick_up as pick_up
 from .run import screen_of as screen_of
 from .run import set_up as set_up
 from .run import usable_precision as usable_precision
-from .segmentation import noise_to_signal as noise_to_signal
 from .tables import Table as Table
 from .tables import changed as changed
 from .tables import plot_record as plot_record

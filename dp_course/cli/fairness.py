@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..basics import PALETTE, figure
-from .building import digit_filters
 from ..gradients import FlatClip, fast_grad_sum
+from ..models import digit_filters
 
 # %% ../../nbs/workshop/cli/fairness.ipynb #8afc3136
 def ordinary(

@@ -15,12 +15,12 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         Pretraining Slices align_uniform judge leaf_stock normalized_features pick_up_slices
         pretrain_step probe random_views slice_of_run""",
     "public_features": """
-        LAYERS PUBLIC PublicMetric describe fixed_views load_public_net public_featured
-        public_rows said_by_layers untrained_features""",
+        PUBLIC PublicMetric describe fixed_views load_public_net public_featured public_rows
+        said_by_layers untrained_features""",
     "public_nets": """
         PublicRun pick_up_public public_images public_step slice_of_training""",
     "public_start": """
-        THEIRS hours labelled noise_to_signal ours training_flops""",
+        THEIRS hours labelled noise_over_signal ours training_flops""",
     "scattering": """
         ParallelSum private_channel_stats scatter_cnn""",
     "scattering_transform": """
