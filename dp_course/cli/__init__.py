@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "main": """
         VERBS answer evaluate make_verb_parser plot predict""",
     "presets": """
-        OPEN_END PRESETS UNCLIPPED at_budgets miniature overrides_named""",
+        OPEN_END PRESETS UNCLIPPED miniature overrides_named""",
     "progress": """
         AtEpochs Bar Checkpoint EpochRow Evaluation Interrupt Lines RowWriter Run Stop Stopwatch
         TimeLimit announce_duration complain conclude describe_end describe_row describe_scores

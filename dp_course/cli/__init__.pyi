@@ -72,7 +72,6 @@ from .main import predict as predict
 from .presets import OPEN_END as OPEN_END
 from .presets import PRESETS as PRESETS
 from .presets import UNCLIPPED as UNCLIPPED
-from .presets import at_budgets as at_budgets
 from .presets import miniature as miniature
 from .presets import overrides_named as overrides_named
 from .progress import AtEpochs as AtEpochs

@@ -414,7 +414,7 @@ class Examples:
 
     def replace(
         self,
-        **changes,  # by the names of the attributes: train_x, train_y, test_x, test_y, name, std ...
+        **changes,  # by the names of the attributes: train_x, train_y, test_x, name, std ...
     ):              # new `Examples`
         "Copy with changes; rows that don't change are shared."
         kept = {key: value for key, value in vars(self).items() if key not in ("_seen", "_owned")}

@@ -19,8 +19,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         in_half_precision reweighted vmap_grad_sum""",
     "tape": """
         PRECISIONS Tape bf16_engine bf16_product_ratio call_with cheapest clip_factors clipped
-        eager fast_grad_sum fast_pools fixed_shape gains_from_bfloat16 has_bfloat16 nothing
-        one_pass refuse refuse_statistics run settled_precision swapped vmappable""",
+        eager fast_grad_sum fast_pools fixed_shape forward_backward gains_from_bfloat16
+        has_bfloat16 nothing one_pass refuse refuse_statistics settled_precision swapped
+        vmappable""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",
     "units": """

@@ -44,13 +44,13 @@ from .tape import eager as eager
 from .tape import fast_grad_sum as fast_grad_sum
 from .tape import fast_pools as fast_pools
 from .tape import fixed_shape as fixed_shape
+from .tape import forward_backward as forward_backward
 from .tape import gains_from_bfloat16 as gains_from_bfloat16
 from .tape import has_bfloat16 as has_bfloat16
 from .tape import nothing as nothing
 from .tape import one_pass as one_pass
 from .tape import refuse as refuse
 from .tape import refuse_statistics as refuse_statistics
-from .tape import run as run
 from .tape import settled_precision as settled_precision
 from .tape import swapped as swapped
 from .tape import vmappable as vmappable
