@@ -444,7 +444,8 @@ class Examples:
             raise ValueError(f"{n_val=} leaves nothing on one side: pass 1 to {n-1}")
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
         val, rest = (self.rows_of(part)[0].sort().values for part in (order[:n_val], order[n_val:]))
-        return self.replace(train_x=_choose(self.train_x, rest), train_y=_choose(self.train_y, rest),
+        return self.replace(train_x=_choose(self.train_x, rest),
+                            train_y=_choose(self.train_y, rest),
                             test_x=_choose(self.train_x, val), test_y=_choose(self.train_y, val),
                             groups=None if self.groups is None else self.groups[rest],
                             name=f"{self.name} (validation split)")

@@ -139,7 +139,7 @@ def _measure(case, rows, b):
 
 
 def _refuse_drift(model, called):
-    "Refuse computed weights that change from call to call: engines differ in how often they compute."
+    "Refuse computed weights that change from call to call: not all engines call alike."
     before = dict(model.named_buffers())
     for name, v in called.named_buffers():
         if "parametrizations." in name and not torch.equal(v, before[name]):

@@ -11,6 +11,7 @@ from toys import quiet
 
 from dp_course.cli import (
     PRESETS,
+    VERBS,
     Config,
     Job,
     compare,
@@ -25,7 +26,6 @@ from dp_course.cli import (
     stand_in,
 )
 from dp_course.cli.run import main
-from dp_course.cli.run import main as verbs
 from dp_course.data import load
 from dp_course.features import LeafNet
 from dp_course.training import read_record, run_file, save_atomic
@@ -353,7 +353,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(typed, files, capsys, monkeypat
 
 
 def test_help_of_every_verb_ends_well(capsys):
-    for verb in verbs.VERBS:
+    for verb in VERBS:
         assert verb in said(capsys, verb, "--help")
     everything = said(capsys, "--help")
     for word in ("--list", "--dry-run", "evaluate FILE", "predict FILE", "compare", "plot"):

@@ -110,17 +110,13 @@ def minutes(stem):
     return int(re.search(r"\d+", head[0])[0]), int(head[1])
 
 
-@pytest.mark.parametrize("stem", CONVERTED)
+@pytest.mark.parametrize("stem", [stem for stem in CONVERTED if stem[:2].isdigit()])
 def test_the_minutes_add_up(stem):
     prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
     asked_for = re.findall(r"^### Exercise \d+ \(\w+, (\d+) minutes\)", prose, re.M)
-    read, exercises_ = minutes(stem)
+    _, exercises_ = minutes(stem)
     assert len(asked_for) == len(tagged(stem, "exercise"))
     assert exercises_ == sum(map(int, asked_for))
-    index = "\n".join(c.source for c in cells("index"))
-    if f"({stem}.ipynb)" in index:
-        in_all = re.search(rf"\({stem}\.ipynb\).*\| (\d+) \|$", index, re.M)
-        assert abs(int(in_all[1]) - read - exercises_) <= 2, "the index rounds to five minutes"
 
 
 @pytest.mark.parametrize("check", **by_check)

@@ -25,7 +25,7 @@ from dp_course.cli import (
     make_trainer,
 )
 from dp_course.cli.run import run
-from dp_course.data import Examples, load
+from dp_course.data import Examples, drawings, load
 from dp_course.features import cache, encoder_state, save_encoder
 from dp_course.features import encoders as E
 from dp_course.features import patches as L
@@ -33,7 +33,7 @@ from dp_course.features import pretraining as P
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20, wide_resnet
 from dp_course.privacy import PrivacyPlan
-from dp_course.training import Record, Trainer, read_record, save_atomic
+from dp_course.training import HeadFirst, Record, Trainer, read_record, save_atomic
 from experiments import harness
 from experiments import leaves as recipe
 
@@ -58,16 +58,16 @@ def slow_front(thrown, n, side):
 
 @by("smallest, side", [(1., 24), (3., 48), (20., 48)])
 def test_painting_by_depth_is_painting_in_order(smallest, side):
-    thrown = L._throw(2, 80, side, smallest, generator(1))
-    got, want = L._paint(thrown, 2, side), slow_front(thrown, 2, side)
+    thrown = drawings._throw(2, 80, side, smallest, generator(1))
+    got, want = drawings._paint(thrown, 2, side), slow_front(thrown, 2, side)
     assert (got != want).float().mean() < 2e-3  # a pixel on a line may fall on either side
 
 
 def test_shapes_have_the_areas_of_circle_square_and_triangle():
     kind = torch.tensor([0, 1, 2])
-    edges = L._edges(kind, torch.zeros(3, 4), torch.tensor([[.3], [1.], [2.]]))
+    edges = drawings._edges(kind, torch.zeros(3, 4), torch.tensor([[.3], [1.], [2.]]))
     at = (torch.arange(400) + .5)/200 - 1
-    inside = L._inside(at.expand(3, -1), at.expand(3, -1), edges).float().mean((1, 2))*4
+    inside = drawings._inside(at.expand(3, -1), at.expand(3, -1), edges).float().mean((1, 2))*4
     near(inside.tolist(), [math.pi, 2., 3*3**.5/4], .02)
 
 
@@ -417,7 +417,7 @@ def test_what_is_no_encoder_for_images_is_refused(tmp_path):
 def begun(steps=4, head=2, engine=fast_grad_sum):
     torch.manual_seed(0)
     model = resnet20(in_channels=1)
-    first = P.HeadFirst(model, head)
+    first = HeadFirst(model, head)
     d = first_digits(200)
     plan = PrivacyPlan(n=200, batch_size=20, steps=steps, eps=3, delta=1e-5)
     trainer = Trainer(model, d, plan, engine=first.engine(engine), callbacks=[first], seed=0,
