@@ -27,17 +27,17 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         OPEN_END PRESETS UNCLIPPED at_budgets miniature overrides_named""",
     "progress": """
         AtEpochs Bar Checkpoint EpochRow Evaluation Interrupt Lines RowWriter Run Stop Stopwatch
-        TimeLimit announce_duration complain conclude describe_end describe_row describe_scores
-        describe_start discard finish tidy""",
+        TimeLimit announce_duration callbacks_of complain conclude describe_end describe_row
+        describe_scores describe_start discard finish screen_of tidy""",
     "releases": """
         IMAGES Released describe_network open_release read_image write_release""",
     "results": """
         headline power_of_test seeds_for verify""",
-    "run": """
-        callbacks_of load_data make_engine make_model make_optimizer make_trainer pick_up
-        screen_of set_up usable_precision""",
     "segmentation": """
         noise_to_signal""",
+    "setup": """
+        load_data make_engine make_model make_optimizer make_trainer pick_up set_up
+        usable_precision""",
     "tables": """
         Table changed plot_record plot_traces results_table""",
     "tasks": """

@@ -18,8 +18,11 @@ from dp_course.cli import (
     PRESETS,
     Job,
     images_of,
+    load_data,
     make_config,
+    make_model,
     make_plan,
+    make_trainer,
     open_release,
     releases,
 )
@@ -348,7 +351,7 @@ def test_what_does_not_learn_stays_as_it_was(as_if_there):
     for learns, moved in (("head", 0), ("head+norms", 16), ("head+adapters", 0)):
         config = make_config("public-all-eps2", learns=learns, batch_size=20., epochs=1.,
                              head_steps=0)
-        trainer = train.make_trainer(config, train.load_data(config), seed=0).fit()
+        trainer = make_trainer(config, load_data(config), seed=0).fit()
         after = {name.replace(".conv.", "."): v for name, v in trainer.model.named_parameters()}
         before = {name: v for name, v in body.named_parameters() if name in after}
         assert len(before) == len(list(body.parameters())) - 2  # all but its last layer
@@ -392,7 +395,7 @@ def test_what_does_not_fit_is_refused(preset, given, words):
 def test_public_images_of_another_size_are_refused(as_if_there):
     config = make_config("public-all-eps2-fast", new_head="cifar100")
     with pytest.raises(ValueError, match="1x8x8.*pass bars"):
-        train.make_model(config, load("digits"))
+        make_model(config, load("digits"))
 
 
 def test_photographs_become_features_once(tmp_path, monkeypatch):
@@ -410,7 +413,7 @@ def test_photographs_become_features_once(tmp_path, monkeypatch):
 def test_the_head_of_a_public_start_learns_first(tmp_path):
     public = encoder_of_public_net(tmp_path/"a.pt", channels=1)
     config = make_config("public-all-eps2-fast", start=str(tmp_path/"a.pt"), head_steps=1)
-    trainer = train.make_trainer(config, load("digits"), seed=0)
+    trainer = make_trainer(config, load("digits"), seed=0)
     near(trainer.model[0][0].weight, public[0][0].weight, .01)  # bfloat16
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for moved in (2, len(before)):
