@@ -21,12 +21,12 @@ from .config import (
 from .progress import Checkpoint, Run, discard
 from .tasks import task_of
 from ..data import tree_map
-from ..features import HeadFirst, buy_mean, public_rows
+from ..features import buy_mean, public_rows
 from ..gradients import (
     FlatClip, bf16_engine, fixed_shape, gains_from_bfloat16, has_bfloat16)
 from ..training import (
-    EMA, Peers, ProcessTrainer, Record, Trainer, latest_checkpoint, new_record, read_record,
-    start_line, stated)
+    EMA, HeadFirst, Peers, ProcessTrainer, Record, Trainer, latest_checkpoint, new_record,
+    read_record, start_line, stated)
 
 # %% ../../nbs/workshop/cli/setup.ipynb #050bd748
 def load_data(

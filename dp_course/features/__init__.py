@@ -12,8 +12,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
         feature_bound leaf_images leafed leaves_cnn leaves_linear patch_filters weighed""",
     "pretraining": """
-        HeadFirst Pretraining Slices align_uniform judge leaf_stock normalized_features
-        pick_up_slices pretrain_step probe random_views slice_of_run""",
+        Pretraining Slices align_uniform judge leaf_stock normalized_features pick_up_slices
+        pretrain_step probe random_views slice_of_run""",
     "public_features": """
         LAYERS PUBLIC PublicMetric describe drawn_bars fixed_views load_public_net
         public_featured public_rows said_by_layers untrained_features""",

@@ -103,7 +103,7 @@ class Told:
 @pytest.mark.parametrize("name, part", zip(FULL, ("head", "norms", "patients")))
 def test_a_preset_trains_what_the_sweep_trains(name, part, scans, monkeypatch):
     "The same people, the same unit and noise, the same start, and the same weights that learn."
-    for module in (train, segmentation):
+    for module in (setup, segmentation):
         monkeypatch.setattr(module, "Trainer", Told)
     config = make_config(name)
     cell = segmentation.cell_of("final", part, 0, 8., config.lr, int(config.epochs))

@@ -172,7 +172,7 @@ def no_network(monkeypatch, tmp_path):
     "A machine where CIFAR-10 is, and the public network is not."
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
     made_up = replace(ONE_LABEL, load=lambda *args, **kwargs: photographs())
-    monkeypatch.setattr(train, "task_of", lambda name: made_up)
+    monkeypatch.setattr(setup, "task_of", lambda name: made_up)
 
 
 @pytest.mark.parametrize("preset, net", [("public-linear-eps3", "public-net"),
@@ -314,7 +314,7 @@ def as_if_there(monkeypatch, tmp_path):
         return public if name == "cifar100" else photographs()
     for module in (P, recipe):
         monkeypatch.setattr(module, "load", found)
-    for module in (train, releases):
+    for module in (setup, releases):
         monkeypatch.setattr(module, "task_of", lambda name: replace(ONE_LABEL, load=found))
     return tmp_path
 
