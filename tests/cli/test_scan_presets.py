@@ -25,9 +25,9 @@ from dp_course.cli import (
     plot_records,
     record_words,
     run_name,
+    setup,
     tasks,
 )
-from dp_course.cli import run as train
 from dp_course.cli.results import results
 from dp_course.cli.run import main
 from dp_course.data import LAYERS, OCT_SUBJECTS, Examples, dice, segment

@@ -38,6 +38,7 @@ from dp_course.cli import (
     make_plan,
     make_trainer,
     parse,
+    setup,
     usable_precision,
 )
 from dp_course.cli import run as train
@@ -275,7 +276,7 @@ def test_another_budget_is_another_run(tmp_path, capsys):
 
 def test_memory_is_kept_by_the_command_and_by_fit(monkeypatch, capsys):
     kept = []
-    for module in (setup, trainer_module):
+    for module in (train, trainer_module):
         monkeypatch.setattr(module, "keep_memory", lambda: kept.append(1))
     assert main(["--eps", "0"]) == 2
     assert len(kept) == 1

@@ -25,6 +25,7 @@ from dp_course.cli import (
     make_trainer,
     open_release,
     releases,
+    setup,
 )
 from dp_course.cli import run as train
 from dp_course.cli.results import results
