@@ -14,10 +14,26 @@ from functools import lru_cache
 from pathlib import Path
 
 from dp_course.cli import (
-    Config, config_of, load_data, make_plan, make_schedule, make_trainer, verify)
+    Config,
+    config_of,
+    load_data,
+    make_plan,
+    make_schedule,
+    make_trainer,
+    verify,
+)
 from dp_course.privacy import PLDAccountant
 from dp_course.training import (
-    STEPS, Entry, Journal, Record, end_line, load_checked, measure, read_record, start_line)
+    STEPS,
+    Entry,
+    Journal,
+    Record,
+    end_line,
+    load_checked,
+    measure,
+    read_record,
+    start_line,
+)
 
 EPS, DELTA = 3., 1e-5
 DATA = {"digits": (.85, .90, .93, .945), "fashion": (.70, .76, .80, .83)}  # points begin here

@@ -41,8 +41,14 @@ from torch import nn  # noqa: E402
 from dp_course.basics import PALETTE, machine, panels  # noqa: E402
 from dp_course.data import Views, flatten_views  # noqa: E402
 from dp_course.gradients import (
-    FlatClip, bf16_engine, bf16_product_ratio, engines as gradients, fast_grad_sum, has_bfloat16,
-    loop_grad_sum)
+    FlatClip,
+    bf16_engine,
+    bf16_product_ratio,
+    fast_grad_sum,
+    has_bfloat16,
+    loop_grad_sum,
+)
+from dp_course.gradients import engines as gradients
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wrn16_4  # noqa: E402
 
 try:

@@ -20,7 +20,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dp_course.audit import (
-    dirac_canaries, fresh, noise_audit, replay_sensitivity, sampler_audit, torch_step)
+    dirac_canaries,
+    fresh,
+    noise_audit,
+    replay_sensitivity,
+    sampler_audit,
+    torch_step,
+)
 from dp_course.basics import machine
 from dp_course.gradients import FlatClip, loop_grad_sum
 from dp_course.training import code_version

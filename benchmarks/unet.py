@@ -34,7 +34,14 @@ from torch import nn  # noqa: E402
 from dp_course.basics import machine  # noqa: E402
 from dp_course.data import pixel_loss  # noqa: E402
 from dp_course.gradients import (
-    FlatClip, GhostNorm, bf16_engine, engines as gradients, has_bfloat16, loop_grad_sum, one_pass)
+    FlatClip,
+    GhostNorm,
+    bf16_engine,
+    has_bfloat16,
+    loop_grad_sum,
+    one_pass,
+)
+from dp_course.gradients import engines as gradients
 from dp_course.models import UNet  # noqa: E402
 from dp_course.training import code_version  # noqa: E402
 

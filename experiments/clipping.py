@@ -14,8 +14,16 @@ from torch import nn
 
 from dp_course.data import load
 from dp_course.gradients import (
-    AdaptiveClip, AutoClip, FlatClip, LayerClip, ScheduledClip, decay, falling_noise, fast_grad_sum,
-    layer_groups)
+    AdaptiveClip,
+    AutoClip,
+    FlatClip,
+    LayerClip,
+    ScheduledClip,
+    decay,
+    falling_noise,
+    fast_grad_sum,
+    layer_groups,
+)
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.training import Trainer
 from experiments.harness import chosen, lines_of, rows_of

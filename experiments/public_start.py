@@ -24,9 +24,21 @@ from torch import nn
 from dp_course.basics import data_root, machine
 from dp_course.data import Examples, Views, load
 from dp_course.features import (
-    PublicMetric, describe, find_start, load_public_net, new_head, train_only)
+    PublicMetric,
+    describe,
+    find_start,
+    load_public_net,
+    new_head,
+    train_only,
+)
 from dp_course.gradients import (
-    FlatClip, bf16_engine, fast_grad_sum, linear_grad_sum, linear_head, settled_precision)
+    FlatClip,
+    bf16_engine,
+    fast_grad_sum,
+    linear_grad_sum,
+    linear_head,
+    settled_precision,
+)
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import HeadFirst, Schedule, Trainer, code_version
 from experiments.harness import lines_of

@@ -23,8 +23,20 @@ import torch
 
 from dp_course.basics import data_root, keep_memory, machine
 from dp_course.data import (
-    OCT_SUBJECTS, Examples, boundary_error, by_person, dice, learn_only, load, majority_guess,
-    multiplicity_with_masks, narrow, pixel_loss, row_guess, segment)
+    OCT_SUBJECTS,
+    Examples,
+    boundary_error,
+    by_person,
+    dice,
+    learn_only,
+    load,
+    majority_guess,
+    multiplicity_with_masks,
+    narrow,
+    pixel_loss,
+    row_guess,
+    segment,
+)
 from dp_course.data.phantoms import phantoms
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
 from dp_course.models import UNet

@@ -25,7 +25,13 @@ from dp_course.basics import keep_memory, machine
 from dp_course.data import load
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, gains_from_bfloat16
 from dp_course.models import (
-    activation, activation_norm, draw_like, first_moment, two_convolutions, weight_statistics)
+    activation,
+    activation_norm,
+    draw_like,
+    first_moment,
+    two_convolutions,
+    weight_statistics,
+)
 from dp_course.privacy import PrivacyPlan, epsilon
 from dp_course.training import EMA, DPAdam, Trainer, code_version, matched_lr
 from experiments.harness import chosen, lines_of

@@ -124,7 +124,7 @@ def test_the_clip_alone_is_the_private_step_without_its_noise():
     config = make_config("digits-eps3-fast", eps=math.inf, momentum=0.)
     trainer = make_trainer(config, load_data(config), seed=0)
     before = {name: p.detach().clone() for name, p in trainer.params.items()}
-    total, _, entry = trainer._step_to_charge(0)
+    total, _, entry = trainer._sum_to_charge(0)
     assert entry.sigma == 0
     trainer.step()
     for name, p in trainer.params.items():
