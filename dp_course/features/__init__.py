@@ -12,13 +12,12 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
         feature_bound leaf_images leafed leaves_cnn leaves_linear patch_filters weighed""",
     "pretraining": """
-        HeadFirst Pretraining Slices align_uniform judge leaf_stock normalized_features
-        pick_up_slices pretrain_step probe random_views slice_of_run""",
-    "public_features": """
-        LAYERS PUBLIC PublicMetric describe drawn_bars fixed_views load_public_net
-        public_featured public_rows said_by_layers untrained_features""",
+        HeadFirst Pretraining ResumableRun align_uniform drawn_run judge leaf_stock
+        normalized_features pretrain_step probe public_accuracy public_images public_run
+        public_step random_views""",
     "public_nets": """
-        PublicRun pick_up_public public_images public_step slice_of_training""",
+        NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
+        load_public_net public_net transfer_cnn""",
     "public_start": """
         THEIRS hours labelled noise_to_signal ours training_flops""",
     "scattering": """
@@ -26,9 +25,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "scattering_transform": """
         Scattering ScatteringFeatures ScatteringRecipe crop_spectrum dead_leaves
         filter_and_subsample filter_bank gabor morlet scattered""",
-    "slices": """
-        SlicedRun exit_code slice_options""",
     "transfer": """
-        Adapter Centre MOVING NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage
-        labels_of_task new_head public_net train_only transfer_cnn with_adapters""",
+        Adapter Centre MOVING PUBLIC PublicFeatures PublicMetric describe drawn_bars fixed_views
+        new_head public_featured public_rows said_by_layers train_only untrained_features
+        with_adapters""",
 })
