@@ -19,7 +19,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
         load_public_net public_net transfer_cnn""",
     "public_start": """
-        THEIRS hours labelled noise_to_signal ours training_flops""",
+        THEIRS hours labelled noise_over_signal ours training_flops""",
     "scattering": """
         ParallelSum private_channel_stats scatter_cnn""",
     "scattering_transform": """

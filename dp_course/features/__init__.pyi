@@ -58,7 +58,7 @@ from .public_nets import transfer_cnn as transfer_cnn
 from .public_start import THEIRS as THEIRS
 from .public_start import hours as hours
 from .public_start import labelled as labelled
-from .public_start import noise_to_signal as noise_to_signal
+from .public_start import noise_over_signal as noise_over_signal
 from .public_start import ours as ours
 from .public_start import training_flops as training_flops
 from .scattering import ParallelSum as ParallelSum

@@ -15,8 +15,8 @@ from .budget import check_unit as check_unit
 from .budget import composed as composed
 from .budget import counted as counted
 from .budget import falling_root as falling_root
-from .budget import in_words as in_words
 from .budget import multipliers as multipliers
+from .budget import plan_in_words as plan_in_words
 from .budget import round_up as round_up
 from .definition import gaussian_mechanism as gaussian_mechanism
 from .definition import gaussian_tpr as gaussian_tpr
@@ -28,9 +28,9 @@ from .definition import randomized_response_mean as randomized_response_mean
 from .gaussian import gaussian_delta as gaussian_delta
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_sigma as gaussian_sigma
+from .pld import Accountant as Accountant
 from .pld import ComposedLoss as ComposedLoss
 from .pld import HockeyStick as HockeyStick
-from .pld import Ledger as Ledger
 from .pld import LossGrid as LossGrid
 from .pld import ORDERS as ORDERS
 from .pld import PLDAccountant as PLDAccountant
@@ -49,7 +49,7 @@ from .randomness import new_seed as new_seed
 from .randomness import normal as normal
 from .randomness import step_generator as step_generator
 from .sampling import poisson_indices as poisson_indices
-from .search import RandomTries as RandomTries
+from .search import RandomStopping as RandomStopping
 from .search import composed_search_epsilon as composed_search_epsilon
 from .search import search_epsilon as search_epsilon
 from .search import search_noise_multiplier as search_noise_multiplier

@@ -8,16 +8,14 @@ __all__ = ['rdp_gaussian', 'rdp_to_epsilon', 'RDPAccountant', 'epsilon', 'noise_
 # %% ../../nbs/03_cost.ipynb #90464cb2
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from ..basics import patch_to
 from .budget import (
     Budget, bill_of, check_accountant, check_budget, check_chance, check_plan_numbers, check_rest,
-    composed, falling_root, in_words, multipliers, round_up)
+    composed, falling_root, multipliers, plan_in_words, round_up)
 from .pld import (
-    ORDERS, Ledger, PLDAccountant, rdp_sampled_gaussian, read_orders, require)
+    ORDERS, Accountant, PLDAccountant, rdp_sampled_gaussian, read_orders, require)
 
 # %% ../../nbs/03_cost.ipynb #762a2ec8
 def rdp_gaussian(
@@ -49,7 +47,7 @@ def rdp_to_epsilon(
     return float(max(0., np.min(eps)))
 
 # %% ../../nbs/03_cost.ipynb #c4969821
-class RDPAccountant(Ledger):
+class RDPAccountant(Accountant):
     "Adds up Renyi divergences: simple and fast, at the price of a few per cent too much noise."
     # Neighbours: one example added or removed. Mironov 2017 (arXiv 1702.07476), Proposition 1
     def __init__(
@@ -118,25 +116,36 @@ def noise_multiplier(
         return 0.
     check_chance(delta, q, steps)
 
-    @lru_cache(None)  # a root finder asks twice at the ends
     def spent(sigma, by=accountant):
         return composed(bill_of((q, sigma, steps), *others), delta, by)
 
-    def overspent(by):  # a function of log sigma that falls through 0 at the budget
-        return lambda log_sigma: math.log(max(spent(math.exp(log_sigma), by), 1e-12)/eps)
-
-    if overspent(RDPAccountant)(25.) <= 0:  # cheap and close: start there
-        log_sigma = falling_root(overspent(RDPAccountant), -.5, .5)
-    elif accountant is RDPAccountant:
-        raise ValueError(f"RDP cannot show {eps=}: use PLDAccountant")
-    else:                                   # so small an eps is beyond RDP's orders
-        log_sigma = 0.
-    if accountant is not RDPAccountant:
-        log_sigma = falling_root(overspent(accountant), log_sigma - .12, log_sigma + .001)
+    low, high = _bracket(spent, eps, accountant)
+    log_sigma = _log_sigma(low, high, spent, eps)
     sigma = round_up(math.exp(log_sigma))
     while spent(sigma) > eps:
         sigma = round_up(sigma)
     return sigma
+
+
+def _bracket(spent, eps, accountant):  # low, high, of log sigma
+    "Say where sigma is looked for first: RDP is cheap, and asks for a few per cent too much."
+    def by_rdp(sigma):
+        return spent(sigma, RDPAccountant)
+
+    beyond = by_rdp(math.exp(25)) > eps  # so small an eps is beyond RDP's orders
+    if accountant is RDPAccountant:
+        if beyond:
+            raise ValueError(f"RDP cannot show {eps=}: use PLDAccountant")
+        return -.5, .5
+    close = 0. if beyond else _log_sigma(-.5, .5, by_rdp, eps)
+    return close - .12, close + .001
+
+
+def _log_sigma(low, high, spent, eps):
+    "Find where `eps` is spent, to 1e-4; a bracket that does not hold the place is widened."
+    def overspent(log_sigma):  # falls through 0
+        return math.log(max(spent(math.exp(log_sigma)), 1e-12)/eps)
+    return falling_root(overspent, low, high)
 
 # %% ../../nbs/03_cost.ipynb #562c24cf
 @dataclass(frozen=True, kw_only=True)
@@ -176,23 +185,16 @@ class PrivacyPlan:
         others = [(1, sigma, 1) for sigma in self.releases]
         return bill_of((self.q, self.sigma, t), *others)
 
-# %% ../../nbs/03_cost.ipynb #a58ae67d
-@patch_to(PrivacyPlan)
-def epsilon_after(self, t:int):  # float
-    "Give the eps spent by all the releases and the first `t` steps."
-    require(steps=t)
-    return composed(self._bill(t), self.delta, self.accountant)
+    def epsilon_after(self, t:int):  # float
+        "Give the eps spent by all the releases and the first `t` steps."
+        require(steps=t)
+        return composed(self._bill(t), self.delta, self.accountant)
 
+    def statement(self):  # str
+        "Say the guarantee in words, with what it leaves out."
+        return plan_in_words(self)
 
-@patch_to(PrivacyPlan)
-def statement(self):  # str
-    "Say the guarantee in words, with what it leaves out."
-    return in_words(self)
-
-
-@patch_to(PrivacyPlan)
-def budget(self):  # `Budget`
-    "Open a book with the plan's eps and delta; all that is planned is known to fit."
-    book = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant)
-    book._planned = self._bill(self.steps)
-    return book
+    def budget(self):  # `Budget`
+        "Open a book with the plan's eps and delta; all that is planned is known to fit."
+        return Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
+                      planned=self._bill(self.steps))

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['check_accountant', 'check_budget', 'check_chance', 'check_unit', 'counted', 'check_plan_numbers', 'bill_of',
-           'composed', 'multipliers', 'check_rest', 'falling_root', 'round_up', 'in_words', 'Budget']
+           'composed', 'multipliers', 'check_rest', 'falling_root', 'round_up', 'plan_in_words', 'Budget']
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #255798ab
 import math
+from functools import lru_cache
 
-from scipy import optimize
-
-from ..basics import check_number, patch_to
+from ..basics import check_number
 from .pld import PLDAccountant, require
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #927f8053
@@ -116,11 +115,14 @@ def falling_root(
     high:float,
 ):               # float, to 1e-4
     "Find where `f` crosses zero, widening the bracket until it holds the crossing."
+    from scipy.optimize import brentq
+
+    f = lru_cache(None)(f)  # the root finder asks at the ends once more
     while f(high) > 0:
         low, high = high, high + .7
     while f(low) <= 0:
         low, high = low - .7, low
-    return optimize.brentq(f, low, high, xtol=1e-4)
+    return brentq(f, low, high, xtol=1e-4)
 
 
 def round_up(sigma):
@@ -143,7 +145,7 @@ def _whom(plan):
             "examples of that unit)")
 
 
-def in_words(plan):  # str
+def plan_in_words(plan):  # str
     "Say the guarantee of a plan, with what it leaves out."
     return (
         f"({plan.eps:g}, {plan.delta:g})-differential privacy for adding or removing "
@@ -166,12 +168,14 @@ class Budget:
         eps:float=math.inf,        # what may be spent; inf: count, and refuse nothing
         delta:float,               # probability with which the bound may fail
         accountant=PLDAccountant,  # or `RDPAccountant`
+        planned:dict=None,         # {(q, sigma): steps} that are known to fit
     ):
         require(eps=eps, delta=delta)
         check_accountant(accountant)
         self.eps, self.delta, self.accountant = eps, delta, accountant
         self._counts = {}  # (what, q, sigma) -> steps
-        self._planned, self._fitted = {}, {}  # bills that fit: whatever is within them fits, too
+        self._planned = planned or {}  # what lies within a bill that fits, fits, too
+        self._fitted = {}
 
     @property
     def posts(self):  # dict: what -> [(q, sigma, steps), ...]
@@ -180,6 +184,45 @@ class Budget:
         for (what, q, sigma), steps in self._counts.items():
             table.setdefault(what, []).append((q, sigma, steps))
         return table
+
+    def post(
+        self,
+        what:str,     # who looks at the data: "training steps", "private accuracy" ...
+        *,
+        sigma:float,  # noise multiplier
+        q:float=1.,   # Poisson sampling rate
+        steps:int=1,
+    ):                # self
+        "Enter releases, or refuse them and enter nothing."
+        # ValueError: they would pass eps, or a number is out of range
+        require(q=q, sigma=sigma, steps=steps)
+        more = float(q), float(sigma), int(steps)
+        bill = self._bill_with(more)
+        if not self._fits(bill):
+            total = composed(bill, self.delta, self.accountant)
+            raise ValueError(f"{what} (q={q:g}, sigma={sigma:g}, steps={steps}) would bring the "
+                             f"run to eps = {total:.4g}, more than eps={self.eps:g}: nothing was "
+                             "released; plan for it with PrivacyPlan(releases=...)")
+        if steps:
+            entry = str(what), *more[:2]
+            self._counts[entry] = self._counts.get(entry, 0) + more[2]
+        return self
+
+    def _bill_with(self, *more):
+        entries = [(q, sigma, steps) for (_, q, sigma), steps in self._counts.items()]
+        return bill_of(*entries, *more)
+
+    def _surely_fits(self, bill):
+        return any(all(steps <= known.get(entry, 0) for entry, steps in bill.items())
+                   for known in (self._planned, self._fitted))
+
+    def _fits(self, bill):
+        if self.eps == math.inf or self._surely_fits(bill):
+            return True
+        if composed(bill, self.delta, self.accountant) > self.eps:
+            return False
+        self._fitted = bill
+        return True
 
     def epsilon(self, delta=None, accountant=None):  # float
         "Give the eps that all posts spend together; by default at the budget's own delta."
@@ -193,99 +236,44 @@ class Budget:
         known = delta == self.delta and by is self.accountant and self._surely_fits(bill)
         return min(spent, self.eps) if known else spent
 
-# %% ../../nbs/workshop/privacy/budget.ipynb #d5bff59e
-@patch_to(Budget)
-def _bill_with(self, *more):
-    entries = [(q, sigma, steps) for (_, q, sigma), steps in self._counts.items()]
-    return bill_of(*entries, *more)
-
-
-@patch_to(Budget)
-def _surely_fits(self, bill):
-    return any(all(steps <= known.get(entry, 0) for entry, steps in bill.items())
-               for known in (self._planned, self._fitted))
-
-
-@patch_to(Budget)
-def _fits(self, bill):
-    if self.eps == math.inf or self._surely_fits(bill):
-        return True
-    if composed(bill, self.delta, self.accountant) > self.eps:
-        return False
-    self._fitted = bill
-    return True
-
-# %% ../../nbs/workshop/privacy/budget.ipynb #92f1f2e3
-@patch_to(Budget)
-def affords(
-    self,
-    *,
-    sigma:float,  # noise multiplier
-    q:float=1.,   # Poisson sampling rate
-    steps:int=1,
-):                # bool
-    "Say whether so many releases would fit."
-    # ValueError: a number out of range
-    require(q=q, sigma=sigma, steps=steps)
-    return self._fits(self._bill_with((q, sigma, steps)))
-
-
-@patch_to(Budget)
-def left(
-    self,
-    *,
-    q:float,
-    sigma:float,
-    most:int,  # no more are looked for
-):             # int
-    "Count the further equal steps that would fit."
-    # ValueError: a number out of range
-    require(q=q, sigma=sigma, steps=most)
-    low, high = 0, int(most) + 1
-    while high - low > 1:
-        middle = (low + high)//2
-        fits = self.affords(q=q, sigma=sigma, steps=middle)
-        low, high = (middle, high) if fits else (low, middle)
-    return low
-
-# %% ../../nbs/workshop/privacy/budget.ipynb #6b28b1dd
-@patch_to(Budget)
-def post(
-    self,
-    what:str,     # who looks at the data: "training steps", "private accuracy" ...
-    *,
-    sigma:float,  # noise multiplier
-    q:float=1.,   # Poisson sampling rate
-    steps:int=1,
-):                # self
-    "Enter releases, or refuse them and enter nothing."
-    # ValueError: they would pass eps, or a number is out of range
-    require(q=q, sigma=sigma, steps=steps)
-    more = float(q), float(sigma), int(steps)
-    bill = self._bill_with(more)
-    if not self._fits(bill):
-        total = composed(bill, self.delta, self.accountant)
-        raise ValueError(f"{what} (q={q:g}, sigma={sigma:g}, steps={steps}) would bring the run to "
-                         f"eps = {total:.4g}, more than eps={self.eps:g}: nothing was released; "
-                         "plan for it with PrivacyPlan(releases=...)")
-    if steps:
-        entry = str(what), *more[:2]
-        self._counts[entry] = self._counts.get(entry, 0) + more[2]
-    return self
-
-# %% ../../nbs/workshop/privacy/budget.ipynb #0f975859
-@patch_to(Budget)
-def state_dict(self):
-    "Give the posts as plain lists, for a checkpoint."
-    return {"posts": [[*entry, steps] for entry, steps in self._counts.items()]}
-
-
-@patch_to(Budget)
-def load_state_dict(self, state):  # self
-    "Join saved posts to those here: of every kind the larger number, never less."
-    # ValueError: a number out of range
-    for what, q, sigma, steps in state["posts"]:
+    def affords(
+        self,
+        *,
+        sigma:float,  # noise multiplier
+        q:float=1.,   # Poisson sampling rate
+        steps:int=1,
+    ):                # bool
+        "Say whether so many releases would fit."
+        # ValueError: a number out of range
         require(q=q, sigma=sigma, steps=steps)
-        entry = str(what), float(q), float(sigma)
-        self._counts[entry] = max(self._counts.get(entry, 0), int(steps))
-    return self
+        return self._fits(self._bill_with((q, sigma, steps)))
+
+    def left(
+        self,
+        *,
+        q:float,
+        sigma:float,
+        most:int,  # no more are looked for
+    ):             # int
+        "Count the further equal steps that would fit."
+        # ValueError: a number out of range
+        require(q=q, sigma=sigma, steps=most)
+        low, high = 0, int(most) + 1
+        while high - low > 1:
+            middle = (low + high)//2
+            fits = self.affords(q=q, sigma=sigma, steps=middle)
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+    def state_dict(self):
+        "Give the posts as plain lists, for a checkpoint."
+        return {"posts": [[*entry, steps] for entry, steps in self._counts.items()]}
+
+    def load_state_dict(self, state):  # self
+        "Join saved posts to those here: of every kind the larger number, never less."
+        # ValueError: a number out of range
+        for what, q, sigma, steps in state["posts"]:
+            require(q=q, sigma=sigma, steps=steps)
+            entry = str(what), float(q), float(sigma)
+            self._counts[entry] = max(self._counts.get(entry, 0), int(steps))
+        return self

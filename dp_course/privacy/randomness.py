@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..basics import check_kind, patch_to
+from ..basics import check_kind
 
 # %% ../../nbs/workshop/privacy/randomness.ipynb #0eb15511
 _BLOCK = 2**13  # words that one call of the hash function gives at most
@@ -162,17 +162,13 @@ class SecretSeed:
             return replace(self, secret=self.secret and given is None)
         return replace(self, secret=False, turns=(*self.turns, (given, t)))
 
-# %% ../../nbs/workshop/privacy/randomness.ipynb #a26a78e1
-@patch_to(SecretSeed)
-def generator(self, stream, t, block=0, device="cpu"):
-    "As `step_generator`."
-    return step_generator(self.key, stream, t, block, device)
+    def generator(self, stream, t, block=0, device="cpu"):
+        "As `step_generator`."
+        return step_generator(self.key, stream, t, block, device)
 
-
-@patch_to(SecretSeed)
-def noise(self, entry):
-    "The randomness of one look at the data, and of nothing else."
-    return Stream(self.key, "noise", entry.what, entry.t, entry.digest)
+    def noise(self, entry):
+        "The randomness of one look at the data, and of nothing else."
+        return Stream(self.key, "noise", entry.what, entry.t, entry.digest)
 
 
 def new_seed(given=None):

@@ -24,7 +24,7 @@ from dp_course.gradients import (
 from dp_course.models import papernot_cnn, resnet20, wide_resnet
 from dp_course.privacy import (
     Budget,
-    RandomTries,
+    RandomStopping,
     RDPAccountant,
     epsilon,
     gaussian_delta,
@@ -157,7 +157,7 @@ CALLS = {  # name: function, arguments that are right, what must hold of a resul
     "sigma_table by epochs": (sigma_table, {"n": 1000, "batch_sizes": [100, 200], "eps": 1.,
                                             "delta": 1e-5, "epochs": 2, **FAST},
                               lambda rows: all(row["steps"] >= 1 for row in rows)),
-    "random_tries": (RandomTries, {"mean": 5., "eta": 1.}, made),
+    "random_stopping": (RandomStopping, {"mean": 5., "eta": 1.}, made),
     "falling_noise": (falling_noise, {"ratios": [1., .9, .5], "by": RDPAccountant}, charged),
     "scheduled": (ScheduledClip, {"max_norms": [1., .5], "plan": SMALL},
                   lambda clip: positive(clip.sensitivity)),

@@ -19,8 +19,8 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy import special
 
 from dp_course.privacy import (
+    Accountant,
     Budget,
-    Ledger,
     PLDAccountant,
     PrivacyPlan,
     RDPAccountant,
@@ -593,7 +593,7 @@ def test_ledger_survives_a_checkpoint(accountant):
 
 def test_a_damaged_ledger_is_refused():
     with pytest.raises(ValueError, match="q=40 is not"):
-        Ledger().load_state_dict({"history": [[40, 1.5, 5]]})
+        Accountant().load_state_dict({"history": [[40, 1.5, 5]]})
 
 
 @BOTH

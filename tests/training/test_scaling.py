@@ -16,7 +16,7 @@ from dp_course.data import load
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.privacy import (
     ORDERS,
-    RandomTries,
+    RandomStopping,
     RDPAccountant,
     composed_search_epsilon,
     epsilon,
@@ -249,7 +249,7 @@ def masses(tries, most=200_000):
 @by_shape
 @pytest.mark.parametrize("mean", [1.01, 2., 10., 60.])
 def test_distribution(eta, mean):
-    tries = RandomTries(mean, eta)
+    tries = RandomStopping(mean, eta)
     p = masses(tries)
     k = np.arange(len(p))
     assert p@k == pytest.approx(mean, rel=1e-6)
@@ -262,7 +262,7 @@ def test_distribution(eta, mean):
 def test_draws_follow_the_distribution(eta):
     # chi-square over 1..8 and the rest, 4,000 draws: false alarm 1e-6 for each of seven shapes
     # (the seed is fixed)
-    tries, g = RandomTries(5., eta), gen(1)
+    tries, g = RandomStopping(5., eta), gen(1)
     drawn = np.array([tries.draw(g) for _ in range(4000)])
     p = masses(tries)[:9]
     expected = np.append(p, 1-p.sum())*4000
@@ -272,7 +272,7 @@ def test_draws_follow_the_distribution(eta):
     scaled = expected[ok]*seen.sum()/expected[ok].sum()
     assert stats.chisquare(seen[ok], scaled).pvalue > 1e-6
     again = gen(1)
-    assert [RandomTries(5., eta).draw(again) for _ in range(50)] == drawn[:50].tolist()
+    assert [RandomStopping(5., eta).draw(again) for _ in range(50)] == drawn[:50].tolist()
 
 
 @pytest.mark.parametrize("wrong", [
@@ -280,13 +280,13 @@ def test_draws_follow_the_distribution(eta):
     dict(mean=3, eta=math.nan), dict(mean=1e6, eta=-.99)])
 def test_random_tries_refuses(wrong):
     with pytest.raises(ValueError):
-        RandomTries(**wrong)
+        RandomStopping(**wrong)
 
 
 @pytest.mark.parametrize("eta", [-.5, 0., 1., 3.])
 def test_one_try_is_one_run(eta):
     run = RDPAccountant().step(REPORT["q"], REPORT["sigma"], REPORT["steps"])
-    tries = RandomTries(1., eta)
+    tries = RandomStopping(1., eta)
     assert tries.gamma == 1 and np.allclose(tries.rdp(run), run.rdp(), rtol=1e-6)
     assert {tries.draw(gen(seed)) for seed in range(20)} == {1}
 
@@ -302,7 +302,7 @@ def test_agrees_with_dp_accounting(eta):
     for mean in (1.5, 10., 100.):
         their_rdp = google._compute_rdp_repeat_and_select(ORDERS, run.rdp(), mean, eta)
         theirs = rdp_to_epsilon(their_rdp, ORDERS, 1e-5)
-        ours = rdp_to_epsilon(RandomTries(mean, eta).rdp(run), ORDERS, 1e-5)
+        ours = rdp_to_epsilon(RandomStopping(mean, eta).rdp(run), ORDERS, 1e-5)
         # we also use the limit order 1, and the looser of two deltas
         assert theirs*.994 < ours < theirs*(1+1e-6)
 
@@ -311,7 +311,7 @@ def test_agrees_with_dp_accounting(eta):
 def test_pure_dp_costs_two_plus_eta(eta):
     "Liu & Talwar 2019: a geometric number of eps-DP tries is 3 eps; Papernot & Steinke 2022."
     run = SimpleNamespace(orders=np.array([1.5, 10., 1e9]), rdp=lambda: np.full(3, .7))
-    assert RandomTries(20., eta).rdp(run)[-1] == pytest.approx((2+eta)*.7, abs=1e-6)
+    assert RandomStopping(20., eta).rdp(run)[-1] == pytest.approx((2+eta)*.7, abs=1e-6)
 
 
 def pgf(tries, x):
@@ -357,7 +357,7 @@ def test_never_below_the_truth_for_random_mechanisms(eta):
     for _ in range(150):
         p, q = random_neighbours(rng)
         one = renyi(p, q, orders)
-        tries = RandomTries(rng.choice([1.3, 5., 40.]), eta)
+        tries = RandomStopping(rng.choice([1.3, 5., 40.]), eta)
         bound = tries.rdp(SimpleNamespace(orders=orders, rdp=lambda: one))
         exact = renyi(best_of(tries, p), best_of(tries, q), orders)
         closest = max(closest, (exact/bound).max())
@@ -394,7 +394,7 @@ def test_never_below_the_truth_for_gaussian_runs(eta, q, sigma):
     run = dict(q=q, sigma=sigma, steps=1, delta=1e-5)
     single = epsilon(**run)
     for mean in (2., 10., 50.):
-        tries = RandomTries(mean, eta)
+        tries = RandomStopping(mean, eta)
         truth, bound = exact_best_of(tries, sigma, q, 1e-5), search_epsilon(tries, **run)
         assert truth <= bound*(1+1e-6)
         if eta in (0., 1.):  # the oracle is no dummy, the bound no joke
@@ -405,7 +405,7 @@ def test_search_epsilon_is_monotone():
     base = dict(q=.04, sigma=1.6, steps=600, delta=1e-5)
 
     def cost(mean=10., eta=1., **other):
-        return search_epsilon(RandomTries(mean, eta), **base | other)
+        return search_epsilon(RandomStopping(mean, eta), **base | other)
     for eta in SHAPES:
         costs = [cost(mean, eta) for mean in (1., 2., 5., 30., 300.)]
         assert costs == sorted(costs) and costs[0] >= epsilon(**base)
@@ -417,13 +417,13 @@ def test_search_epsilon_is_monotone():
 
 def test_edges():
     run = dict(q=.1, sigma=1., steps=10, delta=1e-5)
-    assert search_epsilon(RandomTries(5.), **run | dict(q=0.)) == 0
-    assert search_epsilon(RandomTries(5.), **run | dict(steps=0)) == 0
+    assert search_epsilon(RandomStopping(5.), **run | dict(q=0.)) == 0
+    assert search_epsilon(RandomStopping(5.), **run | dict(steps=0)) == 0
     for eta in (1., math.inf):
-        assert search_epsilon(RandomTries(5., eta), **run | dict(sigma=0.)) == math.inf
+        assert search_epsilon(RandomStopping(5., eta), **run | dict(sigma=0.)) == math.inf
     for wrong in (dict(q=2.), dict(delta=0.)):
         with pytest.raises(ValueError):
-            search_epsilon(RandomTries(5.), **run | wrong)
+            search_epsilon(RandomStopping(5.), **run | wrong)
 
 
 def test_composed_search():
@@ -441,7 +441,7 @@ def test_composed_search():
 @pytest.mark.parametrize(
     "mean, eta", [(10., 1.), (30., 0.), (3., math.inf), (1., 1.)])
 def test_search_noise_multiplier(mean, eta):
-    tries = RandomTries(mean, eta)
+    tries = RandomStopping(mean, eta)
     sigma = search_noise_multiplier(tries, **BUDGET, q=.04, steps=625)
     assert 3*.998 <= search_epsilon(tries, **REPORT | dict(sigma=sigma)) <= 3
 
@@ -449,15 +449,15 @@ def test_search_noise_multiplier(mean, eta):
 def test_search_noise_multiplier_refuses():
     wanted = partial(search_noise_multiplier, delta=1e-5, q=.04, steps=625)
     with pytest.raises(ValueError):
-        wanted(RandomTries(10.), eps=0.)
+        wanted(RandomStopping(10.), eps=0.)
     with pytest.raises(ValueError, match="try less often"):
-        wanted(RandomTries(1e6), eps=1e-3)
+        wanted(RandomStopping(1e6), eps=1e-3)
 
 
 @pytest.mark.parametrize("call", [
-    lambda: search_epsilon(RandomTries(5.), .1, 1., 10, 1e-5),
+    lambda: search_epsilon(RandomStopping(5.), .1, 1., 10, 1e-5),
     lambda: composed_search_epsilon(2, .1, 1., 10, 1e-5),
-    lambda: search_noise_multiplier(RandomTries(5.), 3., 1e-5, .1, 10),
+    lambda: search_noise_multiplier(RandomStopping(5.), 3., 1e-5, .1, 10),
     lambda: snr(10, 4, 2.), lambda: snr_ceiling(100, 3., 1e-5)])
 def test_numbers_of_one_kind_go_by_name(call):
     with pytest.raises(TypeError, match="positional"):
