@@ -51,7 +51,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "data": "Examples load",
     "gradients": """FlatClip AdaptiveClip LayerClip fast_grad_sum loop_grad_sum vmap_grad_sum
         hook_grad_sum ghost_grad_sum bookkeeping_grad_sum""",
-    "training": """Trainer EMA Schedule Plateau DPAdam accuracy binary_accuracy squared_error""",
+    "training": """Trainer EMA Schedule Plateau DPAdam accuracy binary_accuracy squared_error
+        load_release""",
     "audit": """replay_sensitivity noise_audit one_run_audit sampler_audit replay_release
         MUTANTS""",
 })

@@ -23,7 +23,6 @@ from torch import nn
 from dp_course.basics import data_root, machine
 from dp_course.data import Examples, Views, load
 from dp_course.features import (
-    HeadFirst,
     PublicMetric,
     describe,
     find_start,
@@ -40,7 +39,7 @@ from dp_course.gradients import (
     settled_precision,
 )
 from dp_course.privacy import PrivacyPlan
-from dp_course.training import Schedule, Trainer, code_version
+from dp_course.training import HeadFirst, Schedule, Trainer, code_version
 from experiments.harness import lines_of
 
 NAME = "public_start"

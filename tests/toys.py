@@ -88,8 +88,14 @@ def conv():
 def trainer(plan=None, n=12, model=None, engine=None, **options):
     "A trainer of a linear model; an `engine` takes its place after the proof."
     made = Trainer(model or linear(), toy(n), plan or Plan(n, 4, 8, 1.), **options)
-    made.engine = engine or made.engine
+    if engine:
+        behind(made, engine=engine)
     return made
+
+
+def behind(trainer, **parts):
+    "Put other parts into a trainer than those that it has proved, which it refuses by itself."
+    vars(trainer).update(parts)
 
 
 def same(a, b):

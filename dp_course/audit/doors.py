@@ -8,7 +8,6 @@ __all__ = ['torch_step', 'trainer_step', 'trainer_run', 'known_noise', 'FullTrai
 # %% ../../nbs/workshop/audit/doors.ipynb #f1060003
 import sys
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from unittest import mock
@@ -60,9 +59,8 @@ def trainer_step(
     noisy_mean = _TRAINER.noisy_mean
 
     def step(x, y, generator):
-        twin = deepcopy(trainer, {id(trainer.data): trainer.data})
         x, owners = (x, {}) if trainer.data.groups is None else (x[0], {"groups": x[1]})
-        twin.data = trainer.data.replace(train_x=x, train_y=y, **owners)
+        twin = trainer._twin(trainer.data.replace(train_x=x, train_y=y, **owners))
 
         def everyone(n, q, _):
             return torch.arange(twin.data.units)

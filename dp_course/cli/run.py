@@ -30,12 +30,12 @@ from .progress import (
     Stopwatch, TimeLimit, complain, conclude, describe_start, discard, finish, tidy)
 from .tasks import task_of
 from ..data import tree_map
-from ..features import HeadFirst, buy_mean, public_rows
+from ..features import buy_mean, public_rows
 from ..gradients import (
     FlatClip, bf16_engine, fixed_shape, gains_from_bfloat16, has_bfloat16)
 from ..training import (
-    EMA, Peers, ProcessTrainer, Record, Trainer, join, latest_checkpoint, new_record, read_record,
-    start_line, stated)
+    EMA, HeadFirst, Peers, ProcessTrainer, Record, Trainer, join, latest_checkpoint, new_record,
+    read_record, start_line, stated)
 
 # %% ../../nbs/12_resnet20.ipynb #050bd748
 def load_data(

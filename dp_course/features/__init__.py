@@ -12,9 +12,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
         feature_bound leaf_images leafed leaves_cnn leaves_linear patch_filters weighed""",
     "pretraining": """
-        HeadFirst Pretraining ResumableRun align_uniform drawn_run judge leaf_stock
-        normalized_features pretrain_step probe public_accuracy public_images public_run
-        public_step random_views""",
+        Pretraining ResumableRun align_uniform drawn_run judge leaf_stock normalized_features
+        pretrain_step probe public_accuracy public_images public_run public_step random_views""",
     "public_nets": """
         NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
         load_public_net public_net transfer_cnn""",

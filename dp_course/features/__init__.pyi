@@ -30,7 +30,6 @@ from .patches import leaves_cnn as leaves_cnn
 from .patches import leaves_linear as leaves_linear
 from .patches import patch_filters as patch_filters
 from .patches import weighed as weighed
-from .pretraining import HeadFirst as HeadFirst
 from .pretraining import Pretraining as Pretraining
 from .pretraining import ResumableRun as ResumableRun
 from .pretraining import align_uniform as align_uniform

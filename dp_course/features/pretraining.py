@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ResumableRun', 'random_views', 'align_uniform', 'Pretraining', 'leaf_stock', 'pretrain_step', 'drawn_run',
-           'normalized_features', 'probe', 'judge', 'HeadFirst', 'public_images', 'public_step', 'public_accuracy',
-           'public_run', 'main']
+           'normalized_features', 'probe', 'judge', 'public_images', 'public_step', 'public_accuracy', 'public_run',
+           'main']
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #66d23c8c
 import json
@@ -22,17 +22,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..basics import Parser, data_root, keep_memory, machine, patch_to, progress
+from ..basics import Parser, data_root, keep_memory, machine, progress
 from ..data import load
-from .patches import leaf_images
 from ..data.views import views
 from .encoders import ENCODERS, encoder_features, save_encoder
+from .patches import leaf_images
 from .public_nets import TASKS, TRAININGS, PublicTraining, labels_of_task
 from ..gradients import (
     PRECISIONS, FlatClip, linear_grad_sum, linear_head, settled_precision)
 from ..privacy import PrivacyPlan
-from ..training import (
-    Record, Trainer, code_version, load_checked, save_atomic)
+from ..training import Record, Trainer, code_version, load_checked, save_atomic
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #81129251
 _KIND = "dp_course pretraining 1"
@@ -441,69 +440,6 @@ def judge(
     with closing(Record(run.file(".jsonl"), resume=True)) as record:
         record.write("end", **line)
     return line
-
-# %% ../../nbs/workshop/features/pretraining.ipynb #e26857b0
-class HeadFirst:
-    "Let only the last layer learn at first, and clip only its gradient: a callback."
-    def __init__(
-        self,
-        model,      # with the weights of its start
-        steps:int,  # of the head alone
-    ):
-        last = list(model.children())[-1]
-        head = {id(p) for p in last.parameters()}
-        named = dict(model.named_parameters())
-        self.names = [name for name, p in named.items() if p.requires_grad]
-        self.body = {name: named[name] for name in self.names if id(named[name]) not in head}
-        self.start = {name: p.detach().clone() for name, p in self.body.items()}
-        self.steps = steps
-        self.active = False  # `begin` after the trainer has tried its engine
-
-    def begin(self):
-        "Freeze all layers but the last one."
-        self.active = self.steps > 0
-        for p in self.body.values():
-            p.requires_grad_(not self.active)
-
-    def state_dict(self):
-        return {"active": self.active}
-
-    def load_state_dict(self, state):
-        self.steps = self.steps if state["active"] else 0
-        self.begin()
-
-# %% ../../nbs/workshop/features/pretraining.ipynb #16b50393
-@patch_to(HeadFirst)
-def __call__(self, trainer):
-    "Put the body back; when the phase is over, let it go."
-    if not self.active:
-        return
-    with torch.no_grad():
-        for name, p in self.body.items():
-            p.copy_(self.start[name])
-            trainer.optimizer.state.pop(p, None)  # no momentum from mere noise
-    if trainer.t >= self.steps:
-        self.steps = 0
-        self.begin()
-
-
-@patch_to(HeadFirst)
-def engine(
-    self,
-    inner,  # an engine
-):          # an engine
-    "Say zero for the body while it is frozen."
-    def summed(model, loss_fn, x, y, clip):
-        total, norms = inner(model, loss_fn, x, y, clip)
-        if not self.active:
-            return total, norms
-        rows = dict(zip(total, norms))
-        zero = torch.zeros_like(norms[0])
-        full = torch.stack([rows.get(name, zero) for name in self.names])
-        for name, p in self.body.items():
-            total[name] = torch.zeros_like(p)
-        return {name: total[name] for name in self.names}, full
-    return summed
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #5d14730e
 @lru_cache(maxsize=1)

@@ -3,10 +3,9 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
-    "averages": """
-        swapped""",
     "callbacks": """
-        EMA SCHEDULES Schedule TailAverage constant cosine linear step_decay""",
+        EMA HeadFirst NoisyAccuracy Plateau SCHEDULES Schedule TailAverage constant cosine
+        linear public step_decay temporary_weights""",
     "checkpoints": """
         Journal load_checked save_atomic write_all""",
     "guard_clip": """
@@ -21,25 +20,24 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         model_input refuse_mixed_rows""",
     "ledger": """
         Book Entry Ledger STEPS""",
+    "measuring": """
+        class_counts count_classes measure no_scores peak_memory_mb synchronize""",
+    "metrics": """
+        accuracy binary_accuracy squared_error""",
     "optimizers": """
         DPAdam""",
-    "plateau": """
-        NoisyAccuracy Plateau public""",
     "processes": """
         Peers ProcessTrainer join shard""",
     "proof": """
         prove_separate prove_units""",
+    "reading": """
+        BatchReader""",
     "records": """
-        KINDS LABELS Record class_counts code_version composed_epsilon count_classes distinct
-        end_line epoch_line flat_row latest_checkpoint leading load_runs mean_std measure
-        new_record no_scores peak_memory_mb read_record read_runs recorded run_file runs_folders
-        settings start_line stated sweep synchronize validation_note""",
-    "run": """
-        Run accuracy binary_accuracy check_micro_batch check_parts made_optimizer squared_error""",
+        KINDS LABELS Record code_version composed_epsilon distinct end_line epoch_line flat_row
+        latest_checkpoint leading load_runs mean_std new_record read_record read_runs recorded
+        run_file runs_folders settings start_line stated sweep validation_note""",
     "scaling": """
-        gradient_noise matched_lr scaled_lr sigma_table snr snr_ceiling""",
-    "signals": """
-        nonprivate_signal_noise""",
+        gradient_noise matched_lr nonprivate_signal_noise scaled_lr sigma_table snr snr_ceiling""",
     "trainer": """
-        Trainer""",
+        Trainer load_release""",
 })

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 
-from ..basics import patch_to
-
 try:
     import fcntl
 except ImportError:  # Windows, which has no such locks: there, one process at a time
@@ -272,50 +270,44 @@ class Journal:
         with self._open(os.O_RDONLY) as file:
             return self._news(file)
 
-# %% ../../nbs/workshop/training/checkpoints.ipynb #be9dba1a
-@patch_to(Journal)
-@contextmanager
-def _open(self, flags):
-    "The file, while nobody else has it."
-    try:
-        with _named(self.path), _locked(self.path, flags) as file:
-            yield file
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"there is no {self.path}: nobody can say which steps are spent; copy a checkpoint "
-            "together with its .ledger") from None
+    def append(
+        self,
+        text:str,  # one line
+    ):             # list of str: entries that others wrote since our last look
+        "Add an entry: it is on the disk when this returns, or not in the file at all."
+        with self._open(os.O_RDWR) as file:
+            others = self._news(file)
+            here = self._place
+            raw, check = _entry_lines([text], here.check)
+            try:
+                os.ftruncate(file, here.end)  # a torn last line
+                os.lseek(file, here.end, os.SEEK_SET)
+                write_all(file, raw)
+            except BaseException:
+                os.ftruncate(file, here.end)
+                raise
+            self._place = _Place(here.inode, here.end + len(raw), here.lines + 1, check)
+        return others
 
-
-@patch_to(Journal)
-def _news(self, file):
-    "Entries since the last look; all of them if another file lies there now."
-    if self._place.inode != os.fstat(file).st_ino:
-        self._place = _Place()
-    first = self._place.lines == 0
-    texts, place = _read_on(file, self._place, self.path)
-    if first and texts[:1] != [_HEAD]:
-        raise ValueError(f"{self.path} is empty or foreign, and no ledger: put back a copy of the "
-                         "whole file")
-    self._place = place
-    return texts[1:] if first else texts
-
-# %% ../../nbs/workshop/training/checkpoints.ipynb #c2f6e3c9
-@patch_to(Journal)
-def append(
-    self,
-    text:str,  # one line
-):             # list of str: entries that others wrote since our last look
-    "Add an entry: it is on the disk when this returns, or not in the file at all."
-    with self._open(os.O_RDWR) as file:
-        others = self._news(file)
-        here = self._place
-        raw, check = _entry_lines([text], here.check)
+    @contextmanager
+    def _open(self, flags):
+        "The file, while nobody else has it."
         try:
-            os.ftruncate(file, here.end)  # a torn last line
-            os.lseek(file, here.end, os.SEEK_SET)
-            write_all(file, raw)
-        except BaseException:
-            os.ftruncate(file, here.end)
-            raise
-        self._place = _Place(here.inode, here.end + len(raw), here.lines + 1, check)
-    return others
+            with _named(self.path), _locked(self.path, flags) as file:
+                yield file
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"there is no {self.path}: nobody can say which steps are spent; copy a checkpoint "
+                "together with its .ledger") from None
+
+    def _news(self, file):
+        "Entries since the last look; all of them if another file lies there now."
+        if self._place.inode != os.fstat(file).st_ino:
+            self._place = _Place()
+        first = self._place.lines == 0
+        texts, place = _read_on(file, self._place, self.path)
+        if first and texts[:1] != [_HEAD]:
+            raise ValueError(f"{self.path} is empty or foreign, and no ledger: put back a copy of "
+                             "the whole file")
+        self._place = place
+        return texts[1:] if first else texts

@@ -11,7 +11,6 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from ..basics import patch_to
 from ..privacy import Budget
 from .checkpoints import Journal
 
@@ -55,6 +54,10 @@ class Ledger(dict):
         "Has this very look been paid for?"
         return entry in self.get(entry.slot, ())
 
+    def first(self, entry):
+        "What the batch of an entry was first used for; None: nothing yet."
+        return next(iter(self.get(entry.slot, ())), None)
+
     def charge(self, entry):  # is it new?
         "Write down a look; what stands there already costs nothing."
         if self.holds(entry):
@@ -92,40 +95,6 @@ def _run_name(plan):
     unit = getattr(plan, "unit", "example")
     return secrets.token_hex(8) + (f", one {unit} a unit" if unit != "example" else "")
 
-# %% ../../nbs/workshop/training/ledger.ipynb #963627b2
-class Book:
-    "What a run has released: nothing is noised before it stands here, and in the files."
-    def __init__(self, plan):
-        self.plan = plan
-        self.budget = _budget(plan)
-        self.ledger = Ledger()
-        self.run = _run_name(plan)  # what belongs to the same run
-        self._files = {}  # path of a checkpoint -> `_File`
-        self._others, self._affordable = None, 0
-
-    @property
-    def room(self):
-        "How many steps with new noise are paid for."
-        plan, computed = self.plan, self.ledger.computed
-        others = {what: posts for what, posts in self.budget.posts.items() if what != STEPS}
-        if others != self._others:
-            most = max(0, plan.steps - computed)
-            more = self.budget.left(q=plan.q, sigma=plan.sigma, most=most)
-            self._others, self._affordable = others, computed + more
-        return max(0, min(plan.steps, self._affordable) - computed)
-
-    def left(self, t):
-        "As the ledger's."
-        return self.ledger.left(t, self.room, self.plan.steps)
-
-    def pays(self, entry):
-        "Tell whether a look is free or affordable."
-        if self.ledger.holds(entry):
-            return True
-        if entry.what == STEPS:
-            return self.room > 0
-        return self.budget.affords(q=entry.q, sigma=entry.sigma)
-
 # %% ../../nbs/workshop/training/ledger.ipynb #47736416
 class _File:
     "The ledger beside one checkpoint, and what we know of it."
@@ -154,6 +123,11 @@ class _File:
         return found
 
 
+def _place(path):
+    "A checkpoint and the one before it share a ledger."
+    return Path(str(path).removesuffix(".prev")).absolute()
+
+
 def _head(run):
     return json.dumps(["run", run])
 
@@ -166,128 +140,138 @@ def _read(texts, journal, run):
                          "with its own .ledger")
     return [Entry.read(text) for text in texts if text not in heads]
 
-# %% ../../nbs/workshop/training/ledger.ipynb #6b44c0ff
-@patch_to(Book)
-def _write(self, entries):  # list of entries that others have written meanwhile
-    "Put entries into all files."
-    news, todo = [], list(entries)
-    while todo:  # what one file has told us the others must hear
-        found = [entry for file in self._files.values() for entry in file.add(todo)]
-        todo = [entry for entry in dict.fromkeys(found)
-                if entry not in news and not self.ledger.holds(entry)]
-        news += todo
-    return news
+# %% ../../nbs/workshop/training/ledger.ipynb #963627b2
+class Book:
+    "What a run has released: nothing is noised before it stands here, and in the files."
+    def __init__(self, plan):
+        self.plan = plan
+        self.budget = _budget(plan)
+        self.ledger = Ledger()
+        self.run = _run_name(plan)  # what belongs to the same run
+        self._files = {}  # path of a checkpoint -> `_File`
+        self._others, self._affordable = None, 0
 
+    def left(self, t):
+        "As the ledger's."
+        return self.ledger.left(t, self.room, self.plan.steps)
 
-@patch_to(Book)
-def _lines(self, journal):  # list of str
-    "All lines of a file."
-    return journal.entries()
+    @property
+    def room(self):
+        "How many steps with new noise are paid for."
+        plan, computed = self.plan, self.ledger.computed
+        others = {what: posts for what, posts in self.budget.posts.items() if what != STEPS}
+        if others != self._others:
+            most = max(0, plan.steps - computed)
+            more = self.budget.left(q=plan.q, sigma=plan.sigma, most=most)
+            self._others, self._affordable = others, computed + more
+        return max(0, min(plan.steps, self._affordable) - computed)
 
-# %% ../../nbs/workshop/training/ledger.ipynb #e1a14e8d
-@patch_to(Book)
-def charge(
-    self,
-    entry,
-):
-    "Pay for a look, in all files and in memory, unless it has been paid for."
-    # ValueError: it is not affordable, then nothing is written; or others were faster.
-    # OSError: a file cannot be written
-    if self.ledger.holds(entry):
-        return
-    if not self.pays(entry):
-        self._refuse(entry)
-    news = self._write([entry])
-    self._take_in([*news, entry])
-    if news and self._overspent():
-        raise ValueError(f"another trainer on this checkpoint was faster: with its entries eps = "
-                         f"{self.budget.epsilon():.4g}, more than {self.budget.eps:g}; go on alone "
-                         "from the newest checkpoint")
+    def pays(self, entry):
+        "Tell whether a look is free or affordable."
+        if self.ledger.holds(entry):
+            return True
+        if entry.what == STEPS:
+            return self.room > 0
+        return self.budget.affords(q=entry.q, sigma=entry.sigma)
 
+    def charge(
+        self,
+        entry,  # about to be noised
+    ):
+        "Pay for a look, in all files and in memory, unless it has been paid for."
+        # ValueError: it is not affordable, then nothing is written; or others were faster.
+        # OSError: a file cannot be written
+        if self.ledger.holds(entry):
+            return
+        if not self.pays(entry):
+            self._refuse(entry)
+        news = self._write([entry])
+        self._take_in([*news, entry])
+        if news and self._overspent():
+            raise ValueError("another trainer on this checkpoint was faster: with its entries eps "
+                             f"= {self.budget.epsilon():.4g}, more than {self.budget.eps:g}; go on "
+                             "alone from the newest checkpoint")
 
-@patch_to(Book)
-def _refuse(self, entry):
-    if entry.what == STEPS:
-        self.refuse_step()
-    self.budget.post(entry.what, q=entry.q, sigma=entry.sigma)  # raises, and says why
+    def _refuse(self, entry):
+        if entry.what == STEPS:
+            self.refuse_step()
+        self.budget.post(entry.what, q=entry.q, sigma=entry.sigma)  # raises, and says why
 
+    def refuse_step(self):
+        "Say why there is no further step."
+        # ValueError, always
+        plan = self.plan
+        others = [what for what in self.budget.posts if what != STEPS]
+        also = f", less what {', '.join(others)} cost" if others else ""
+        raise ValueError(f"step {self.ledger.computed + 1} is not paid for: eps={plan.eps} buys "
+                         f"{plan.steps} steps at sigma={plan.sigma:.5g}{also}; make a plan for "
+                         "more")
 
-@patch_to(Book)
-def refuse_step(self):
-    "Say why there is no further step."
-    # ValueError, always
-    plan = self.plan
-    others = [what for what in self.budget.posts if what != STEPS]
-    also = f", less what {', '.join(others)} cost" if others else ""
-    raise ValueError(f"step {self.ledger.computed + 1} is not paid for: eps={plan.eps} buys "
-                     f"{plan.steps} steps at sigma={plan.sigma:.5g}{also}; make a plan for more")
+    def _write(self, entries):  # list of entries that others have written meanwhile
+        "Put entries into all files."
+        news, todo = [], list(entries)
+        while todo:  # what one file has told us the others must hear
+            found = [entry for file in self._files.values() for entry in file.add(todo)]
+            todo = [entry for entry in dict.fromkeys(found)
+                    if entry not in news and not self.ledger.holds(entry)]
+            news += todo
+        return news
 
-# %% ../../nbs/workshop/training/ledger.ipynb #6429a3ce
-@patch_to(Book)
-def _overspent(self):
-    return self.ledger.computed > self.plan.steps or self.budget.epsilon() > self.budget.eps
+    def _take_in(self, entries):
+        "Add entries to ledger and budget, paid for or not: they have happened."
+        for entry in entries:
+            if self.ledger.charge(entry):
+                kinds = {(q, s): n for q, s, n in self.budget.posts.get(entry.what, ())}
+                count = kinds.get((entry.q, entry.sigma), 0) + 1
+                post = [entry.what, entry.q, entry.sigma, count]
+                self.budget.load_state_dict({"posts": [post]})
 
+    def _overspent(self):
+        return self.ledger.computed > self.plan.steps or self.budget.epsilon() > self.budget.eps
 
-@patch_to(Book)
-def _take_in(self, entries):
-    "Add entries to ledger and budget, paid for or not: they have happened."
-    for entry in entries:
-        if self.ledger.charge(entry):
-            kinds = {(q, s): n for q, s, n in self.budget.posts.get(entry.what, ())}
-            count = kinds.get((entry.q, entry.sigma), 0) + 1
-            post = [entry.what, entry.q, entry.sigma, count]
-            self.budget.load_state_dict({"posts": [post]})
+    def follow(
+        self,
+        path,  # of a checkpoint that is about to be written
+    ):
+        "Write into the ledger beside a checkpoint from now on; start it, unless it is this run's."
+        # ValueError: a damaged ledger lies there
+        path = _place(path)
+        if path in self._files and self._files[path].journal.path.exists():
+            return
+        journal = Journal(path)
+        lines = journal.entries() if journal.path.exists() else []
+        mine = self.ledger.entries()
+        if lines[:1] == [_head(self.run)]:
+            there = _read(lines, journal, self.run)
+            self._files[path] = _File(path, journal, self.run, there)
+            self._take_in([*there, *self._files[path].add(mine)])
+        else:
+            journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
+            self._files[path] = _File(path, journal, self.run, mine)
 
-# %% ../../nbs/workshop/training/ledger.ipynb #232bab3f
-def _place(path):
-    "A checkpoint and the one before it share a ledger."
-    return Path(str(path).removesuffix(".prev")).absolute()
-
-
-@patch_to(Book)
-def follow(
-    self,
-    path,  # of a checkpoint that is about to be written
-):
-    "Write into the ledger beside a checkpoint from now on; start it, unless it is this run's."
-    # ValueError: a damaged ledger lies there
-    path = _place(path)
-    if path in self._files and self._files[path].journal.path.exists():
-        return
-    journal = Journal(path)
-    lines = journal.entries() if journal.path.exists() else []
-    mine = self.ledger.entries()
-    if lines[:1] == [_head(self.run)]:
-        there = _read(lines, journal, self.run)
+    def join(
+        self,
+        path,   # of a checkpoint
+        state,  # its `state_dict`
+    ):
+        "Go on where a checkpoint stopped; what was spent since then stands in the file beside it."
+        # FileNotFoundError, ValueError: that file is missing, damaged, or another run's
+        path = _place(path)
+        journal = Journal(path)
+        there = _read(self._lines(journal), journal, state["run"])
+        self.run = state["run"]
+        self._files = {p: file for p, file in self._files.items() if file.run == self.run}
         self._files[path] = _File(path, journal, self.run, there)
-        self._take_in([*there, *self._files[path].add(mine)])
-    else:
-        journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
-        self._files[path] = _File(path, journal, self.run, mine)
+        self._take_in([*there, *(Entry(*entry) for entry in state["entries"])])
+        self.budget.load_state_dict(state["budget"])
+        self._write(self.ledger.entries())
+        return self
 
-# %% ../../nbs/workshop/training/ledger.ipynb #cb1bb67a
-@patch_to(Book)
-def state_dict(self):
-    "What a checkpoint keeps."
-    entries = list(map(list, self.ledger.entries()))
-    return {"run": self.run, "entries": entries, "budget": self.budget.state_dict()}
+    def _lines(self, journal):  # list of str
+        "All lines of a file."
+        return journal.entries()
 
-
-@patch_to(Book)
-def join(
-    self,
-    path,   # of a checkpoint
-    state,  # its `state_dict`
-):
-    "Go on where a checkpoint stopped; what was spent since then stands in the file beside it."
-    # FileNotFoundError, ValueError: that file is missing, damaged, or another run's
-    path = _place(path)
-    journal = Journal(path)
-    there = _read(self._lines(journal), journal, state["run"])
-    self.run = state["run"]
-    self._files = {p: file for p, file in self._files.items() if file.run == self.run}
-    self._files[path] = _File(path, journal, self.run, there)
-    self._take_in([*there, *(Entry(*entry) for entry in state["entries"])])
-    self.budget.load_state_dict(state["budget"])
-    self._write(self.ledger.entries())
-    return self
+    def state_dict(self):
+        "What a checkpoint keeps."
+        entries = list(map(list, self.ledger.entries()))
+        return {"run": self.run, "entries": entries, "budget": self.budget.state_dict()}

@@ -8,7 +8,7 @@ __all__ = ['DPAdam']
 # %% ../../nbs/workshop/training/optimizers.ipynb #ea4c859f
 import torch
 
-from ..basics import check_kind, check_number, patch_to
+from ..basics import check_kind, check_number
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #b689c20f
 def _listed(std):
@@ -33,6 +33,26 @@ def _check_adam(lr, betas, eps, noise_std, floor):
         check_number(rule, lambda v: 0 <= v < 1, betas=beta)
     for std in _listed(noise_std):
         check_number(rule, lambda v: 0 <= v <= 1e15, noise_std=std)
+
+# %% ../../nbs/workshop/training/optimizers.ipynb #8a6da595
+def _adam_root(v, std, group):
+    "What a coordinate's step is divided by: sqrt(max(v - std^2, floor)), or Adam's root."
+    if std:
+        return (v - std**2).clamp_(min=group["floor"]).sqrt_()
+    return v.sqrt_().add_(group["eps"])
+
+
+def _adam_move(p, state, std, group):
+    "Move one tensor."
+    if not state:
+        state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+    b1, b2 = group["betas"]
+    state["step"] += 1
+    state["m"].lerp_(p.grad, 1-b1)
+    state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1-b2)
+    m = state["m"]/(1 - b1**state["step"])
+    v = state["v"]/(1 - b2**state["step"])
+    p.addcdiv_(m, _adam_root(v, std, group), value=-group["lr"])
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #6fe6ba7a
 class DPAdam(torch.optim.Optimizer):
@@ -63,38 +83,16 @@ class DPAdam(torch.optim.Optimizer):
         std = torch.as_tensor(clip.std(plan.sigma), dtype=torch.float64)/plan.batch_size
         return lambda params: cls(params, noise_std=std.tolist(), **options)
 
-# %% ../../nbs/workshop/training/optimizers.ipynb #8a6da595
-def _adam_root(v, std, group):
-    "What a coordinate's step is divided by: sqrt(max(v - std^2, floor)), or Adam's root."
-    if std:
-        return (v - std**2).clamp_(min=group["floor"]).sqrt_()
-    return v.sqrt_().add_(group["eps"])
-
-
-def _adam_move(p, state, std, group):
-    "Move one tensor."
-    if not state:
-        state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-    b1, b2 = group["betas"]
-    state["step"] += 1
-    state["m"].lerp_(p.grad, 1-b1)
-    state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1-b2)
-    m = state["m"]/(1 - b1**state["step"])
-    v = state["v"]/(1 - b2**state["step"])
-    p.addcdiv_(m, _adam_root(v, std, group), value=-group["lr"])
-
-
-@patch_to(DPAdam)
-@torch.no_grad()
-def step(self, closure=None):
-    "Take one step from the gradients in p.grad."
-    loss = None
-    if closure is not None:
-        with torch.enable_grad():
-            loss = closure()
-    for group in self.param_groups:
-        params = group["params"]
-        for p, std in zip(params, _per_tensor(group["noise_std"], len(params))):
-            if p.grad is not None:
-                _adam_move(p, self.state[p], std, group)
-    return loss
+    @torch.no_grad()
+    def step(self, closure=None):
+        "Take one step from the gradients in p.grad."
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = group["params"]
+            for p, std in zip(params, _per_tensor(group["noise_std"], len(params))):
+                if p.grad is not None:
+                    _adam_move(p, self.state[p], std, group)
+        return loss

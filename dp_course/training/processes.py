@@ -11,9 +11,8 @@ import os
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 
-from ..basics import patch_to, pick_device
+from ..basics import pick_device
 from ..data import leaves
 from .ledger import Book
 from .trainer import Trainer
@@ -31,6 +30,11 @@ def shard(
     return slice(rank*n//world, (rank + 1)*n//world)
 
 # %% ../../nbs/workshop/training/processes.ipynb #97ef9002
+def _collectives():
+    import torch.distributed  # only where several processes are: its import takes a while
+    return torch.distributed
+
+
 class Peers:
     "This process and those that run the same command; alone, each method is a formality."
     # ConnectionError: another process died or kept us waiting
@@ -46,20 +50,10 @@ class Peers:
         self.device = device
         self.timeout = timeout
 
-    def _meet(self, collective, *args):
-        "Do what all processes must do together, or say how to go on."
-        try:
-            collective(*args)
-        except RuntimeError as e:
-            lines = str(e).splitlines() or [type(e).__name__]
-            raise ConnectionError(
-                f"process {self.rank} of {self.world} lost another one, or waited for it over "
-                f"{self.timeout:g} s; start all again with --resume ({lines[0][:100]})") from e
-
     def all_reduce(self, x):
         "Replace a tensor, in place, by its sum over all processes."
         if self.world > 1:
-            self._meet(dist.all_reduce, x)
+            self._meet(_collectives().all_reduce, x)
         return x
 
     def any(
@@ -69,43 +63,45 @@ class Peers:
         "Tell whether any process says yes."
         return bool(self.all_reduce(torch.tensor(int(bool(flag)))))
 
-# %% ../../nbs/workshop/training/processes.ipynb #ee207641
-@patch_to(Peers)
-def broadcast(self, value):
-    "Give everybody the value that process 0 has."
-    box = [value]
-    if self.world > 1:
-        self._meet(dist.broadcast_object_list, box)
-    return box[0]
+    def broadcast(self, value):
+        "Give everybody the value that process 0 has."
+        box = [value]
+        if self.world > 1:
+            self._meet(_collectives().broadcast_object_list, box)
+        return box[0]
 
+    def all_gather(self, value):
+        "List the values of all processes."
+        values = [value]*self.world
+        if self.world > 1:
+            self._meet(_collectives().all_gather_object, values, value)
+        return values
 
-@patch_to(Peers)
-def all_gather(self, value):
-    "List the values of all processes."
-    values = [value]*self.world
-    if self.world > 1:
-        self._meet(dist.all_gather_object, values, value)
-    return values
+    def agree(
+        self,
+        what:str,  # name of the value, for the error
+        value,
+    ):
+        "Refuse to go on unless all processes have the same value."
+        # ValueError: they have not
+        values = self.all_gather(value)
+        if values.count(values[0]) < len(values):
+            raise ValueError(f"the processes disagree about {what}: {', '.join(map(str, values))}")
 
+    def leave(self):
+        "Say goodbye: the last call."
+        if self.world > 1 and _collectives().is_initialized():
+            _collectives().destroy_process_group()
 
-@patch_to(Peers)
-def agree(
-    self,
-    what:str,  # name of the value, for the error
-    value,
-):
-    "Refuse to go on unless all processes have the same value."
-    # ValueError: they have not
-    values = self.all_gather(value)
-    if values.count(values[0]) < len(values):
-        raise ValueError(f"the processes disagree about {what}: {', '.join(map(str, values))}")
-
-
-@patch_to(Peers)
-def leave(self):
-    "Say goodbye: the last call."
-    if self.world > 1 and dist.is_initialized():
-        dist.destroy_process_group()
+    def _meet(self, collective, *args):
+        "Do what all processes must do together, or say how to go on."
+        try:
+            collective(*args)
+        except RuntimeError as e:
+            lines = str(e).splitlines() or [type(e).__name__]
+            raise ConnectionError(
+                f"process {self.rank} of {self.world} lost another one, or waited for it over "
+                f"{self.timeout:g} s; start all again with --resume ({lines[0][:100]})") from e
 
 # %% ../../nbs/workshop/training/processes.ipynb #9425f92c
 def _from_torchrun(name, default):
@@ -131,7 +127,8 @@ def join(
         torch.cuda.set_device(peers.device)
         backend = "cpu:gloo,cuda:nccl"
     wait = timedelta(seconds=timeout)
-    peers._meet(lambda: dist.init_process_group(backend=backend, timeout=wait))
+    start = _collectives().init_process_group
+    peers._meet(lambda: start(backend=backend, timeout=wait))
     return peers
 
 # %% ../../nbs/workshop/training/processes.ipynb #b0444ebc
@@ -181,22 +178,18 @@ class ProcessTrainer(Trainer):
     "Train in step with others: each process clips its own shard, one noise goes on the sum of all."
     # ValueError: the processes have different plans, networks or data, or have drifted apart
     def __init__(self, model, data, plan, *, peers, **options):  # options: as for `Trainer`
-        super().__init__(model, data, plan, **options)
         self.peers = peers
+        super().__init__(model, data, plan, **options)
         self._secret = peers.broadcast(self._secret)
         self._book = _SharedBook(plan, peers)
         peers.agree("plan or network", self._config())
         peers.agree("training data", _fingerprint(self.data))
         self.agree()
 
-    def agree(self):
-        "Refuse to go on if one process has other weights, or is at another step, than the rest."
-        weights = _digest(self.model.state_dict().values())
-        self.peers.agree("weights", f"{weights} after step {self.t}")
-
-    def _digest(self, things):
-        "The first process's: should the last bit of a sum differ, the noise still must not."
-        return self.peers.broadcast(super()._digest(things))
+    def _refuse_to_be_alone(self):
+        "Whoever has met the others is not."
+        if self.peers.world == 1:
+            super()._refuse_to_be_alone()
 
     def load(self, path):
         "Go on where a checkpoint stopped, which any number of processes may have written."
@@ -204,33 +197,38 @@ class ProcessTrainer(Trainer):
         self.agree()
         return self
 
-# %% ../../nbs/workshop/training/processes.ipynb #d0991a6d
-@patch_to(ProcessTrainer)
-def _clipped_sum(
-    self,
-    idx,    # (b,) the whole batch, sorted
-    t:int,  # step
-):          # clipped sum and norms (l,b) of the whole batch
-    "As the parent's, but engine and data see the examples of this shard only."
-    piece = shard(self.plan.n, self.peers.rank, self.peers.world)
-    ends = torch.tensor([piece.start, piece.stop], device=idx.device)
-    low, high = torch.searchsorted(idx, ends).tolist()
-    total, norms = self._sum_over(self._micro_batches(idx, t, low, high))
-    return self._over_all(total, norms, low, len(idx))
+    def agree(self):
+        "Refuse to go on if one process has other weights, or is at another step, than the rest."
+        weights = _digest(self.model.state_dict().values())
+        self.peers.agree("weights", f"{weights} after step {self.t}")
 
+    def _clipped_sum(
+        self,
+        idx,    # (b,) the whole batch, sorted
+        t:int,  # step
+    ):          # clipped sum and norms (l,b) of the whole batch
+        "As the parent's, but engine and data see the examples of this shard only."
+        piece = shard(self.plan.n, self.peers.rank, self.peers.world)
+        ends = torch.tensor([piece.start, piece.stop], device=idx.device)
+        low, high = torch.searchsorted(idx, ends).tolist()
+        total, norms = self._sum_over(self._micro_batches(idx, t, low, high))
+        return self._over_all(total, norms, low, len(idx))
 
-@patch_to(ProcessTrainer)
-def _over_all(
-    self,
-    total,    # dict name -> sum over this shard
-    norms,    # (l,m) of its examples
-    low:int,  # how many examples of the batch lie in earlier shards
-    b:int,    # examples in the whole batch
-):            # sum over all shards; norms (l,b), in the order of the batch
-    "Sum the gradients of all processes, and collect all norms."
-    flat = self.peers.all_reduce(torch.cat([g.flatten() for g in total.values()]))
-    parts = flat.split([g.numel() for g in total.values()])
-    summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
-    wide = norms.new_zeros(len(norms), b)
-    wide[:, low:low + norms.shape[1]] = norms
-    return summed, self.peers.all_reduce(wide)
+    def _over_all(
+        self,
+        total,    # dict name -> sum over this shard
+        norms,    # (l,m) of its examples
+        low:int,  # how many examples of the batch lie in earlier shards
+        b:int,    # examples in the whole batch
+    ):            # sum over all shards; norms (l,b), in the order of the batch
+        "Sum the gradients of all processes, and collect all norms."
+        flat = self.peers.all_reduce(torch.cat([g.flatten() for g in total.values()]))
+        parts = flat.split([g.numel() for g in total.values()])
+        summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
+        wide = norms.new_zeros(len(norms), b)
+        wide[:, low:low + norms.shape[1]] = norms
+        return summed, self.peers.all_reduce(wide)
+
+    def _digest(self, things):
+        "The first process's: should the last bit of a sum differ, the noise still must not."
+        return self.peers.broadcast(super()._digest(things))

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'LABELS', 'Record', 'read_runs', 'read_record', 'new_record', 'code_version', 'start_line', 'validation_note',
-           'epoch_line', 'end_line', 'count_classes', 'no_scores', 'class_counts', 'measure', 'peak_memory_mb',
-           'synchronize', 'latest_checkpoint', 'runs_folders', 'run_file', 'flat_row', 'sweep', 'stated', 'settings',
-           'distinct', 'recorded', 'load_runs', 'mean_std', 'composed_epsilon', 'leading']
+           'epoch_line', 'end_line', 'latest_checkpoint', 'runs_folders', 'run_file', 'flat_row', 'sweep', 'stated',
+           'settings', 'distinct', 'recorded', 'load_runs', 'mean_std', 'composed_epsilon', 'leading']
 
 # %% ../../nbs/workshop/training/records.ipynb #541c99db
 import hashlib
@@ -14,29 +13,26 @@ import json
 import math
 import re
 import subprocess
-import sys
 import time
 from dataclasses import asdict, is_dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import version
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 
 import torch
 
 import dp_course
-from ..basics import machine, patch_to
+from ..basics import machine
 from ..privacy import RDPAccountant
-from .averages import swapped
 from .checkpoints import write_all
-from .processes import Peers
+from .measuring import peak_memory_mb
 
 try:
     import fcntl
-    import resource
 except ImportError:  # Windows
-    fcntl = resource = None
+    fcntl = None
 
 # %% ../../nbs/workshop/training/records.ipynb #09c580ff
 def _sealed(text):
@@ -72,16 +68,6 @@ class Record:
         self.file.truncate(whole)
         self.file.seek(whole)
 
-    def _lock(self):
-        "Keep other processes away; the lock goes with the file, and with this process."
-        try:
-            if fcntl:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.file.close()
-            raise ValueError(f"{self.path} is being written by another process: wait until it "
-                             "is done, or stop it") from None
-
     def write(self, kind, **row):
         "Append one line; if that fails, the file ends where it did."
         # ValueError: a number that JSON does not know (NaN, infinity). OSError: a full disk
@@ -94,19 +80,23 @@ class Record:
             self.file.seek(end)
             raise OSError(error.errno, f"{error.strerror}: not written", str(self.path)) from error
 
-# %% ../../nbs/workshop/training/records.ipynb #e93e74b6
-@patch_to(Record)
-def close(self):
-    "Let others write."
-    self.file.close()
+    def beside(self, suffix):
+        "Name another file of the same run."
+        return self.path.with_name(self.path.name.removesuffix(".jsonl") + suffix)
 
+    def close(self):
+        "Let others write."
+        self.file.close()
 
-@patch_to(Record)
-def beside(self, suffix):
-    "Name another file of the same run."
-    return self.path.with_name(self.path.name.removesuffix(".jsonl") + suffix)
-
-
+    def _lock(self):
+        "Keep other processes away; the lock goes with the file, and with this process."
+        try:
+            if fcntl:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.file.close()
+            raise ValueError(f"{self.path} is being written by another process: wait until it "
+                             "is done, or stop it") from None
 
 # %% ../../nbs/workshop/training/records.ipynb #5a1e0001
 KINDS = ("start", "epoch", "resume", "row", "end")  # of a line; row: of a mere measurement
@@ -350,77 +340,6 @@ def end_line(
         peak_memory_mb=peak_memory_mb(trainer.device),
         statement=trainer.statement() + (f" Beside it, nonprivate: {note}." if note else ""),
     ) | more
-
-# %% ../../nbs/workshop/training/records.ipynb #3ba6e6b0
-def count_classes(
-    guess,        # (b,...) classes
-    y,            # (b,...) classes
-    classes:int,
-):                # (3,classes) int64: recognized, there, said
-    "Count decisions, class by class."
-    parts = y[guess == y], y, guess
-    return torch.stack([part.flatten().bincount(minlength=classes) for part in parts])
-
-
-def no_scores(counts):
-    "Say nothing beside the accuracy."
-    return {}
-
-# %% ../../nbs/workshop/training/records.ipynb #187b7786
-@torch.no_grad()
-def class_counts(
-    trainer,
-    peers=Peers(),  # each process takes its share of the test set
-    chunk=2048,     # images at a time
-):                  # (3,c), from `count_classes`
-    "Count what the network recognizes, class by class, on the public test part."
-    data = trainer.data
-    counts = torch.zeros(3, len(data.classes), dtype=torch.int64, device=trainer.device)
-    mine = islice(data.test_rows(chunk), peers.rank, None, peers.world)
-    for output, y in trainer.outputs(mine):
-        counts += count_classes(output.argmax(1), y, len(data.classes))
-    return peers.all_reduce(counts)
-
-
-def measure(
-    trainer,
-    peers=Peers(),     # as for `class_counts`
-    scores=no_scores,  # of a `Task`: counts -> dict, beside the accuracy
-):                     # dict: accuracy, class_accuracy, classes; of averages accuracy_unaveraged
-    "Test the weights that a release would hold; if averaged, also what they are an average of."
-    weights = {}
-    for callback in trainer.callbacks:
-        weights |= getattr(callback, "weights", {})
-    with swapped(trainer.model, weights):
-        counts = class_counts(trainer, peers)
-    right, total, _ = counts.tolist()
-    by_class = [round(r/max(1, t), 6) for r, t in zip(right, total)]
-    found = dict(accuracy=sum(right)/sum(total), classes=[*map(str, trainer.data.classes)],
-                 class_accuracy=by_class, **scores(counts))
-    if weights:
-        right, total, _ = class_counts(trainer, peers).tolist()
-        found["accuracy_unaveraged"] = sum(right)/sum(total)
-    return found
-
-# %% ../../nbs/workshop/training/records.ipynb #b25cbd7d
-def peak_memory_mb(
-    device,  # `torch.device`
-):           # int, MiB; None where nobody knows (Windows)
-    "Measure the most memory ever held, of the GPU or of this process."
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device)/2**20)
-    if resource is None:
-        return None
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/unit)
-
-
-def synchronize(
-    device,  # `torch.device`
-):
-    "Wait for the GPU, between steps and never inside one: seconds and time limits are then true."
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 # %% ../../nbs/workshop/training/records.ipynb #5f5cd5b6
 def _first_line(

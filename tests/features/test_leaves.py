@@ -33,7 +33,7 @@ from dp_course.features import pretraining as P
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20, wide_resnet
 from dp_course.privacy import PrivacyPlan
-from dp_course.training import Record, Trainer, read_record, save_atomic
+from dp_course.training import HeadFirst, Record, Trainer, read_record, save_atomic
 from experiments import harness
 from experiments import leaves as recipe
 
@@ -418,7 +418,7 @@ def test_what_is_no_encoder_for_images_is_refused(tmp_path):
 def begun(steps=4, head=2, engine=fast_grad_sum):
     torch.manual_seed(0)
     model = resnet20(in_channels=1)
-    first = P.HeadFirst(model, head)
+    first = HeadFirst(model, head)
     d = first_digits(200)
     plan = PrivacyPlan(n=200, batch_size=20, steps=steps, eps=3, delta=1e-5)
     trainer = Trainer(model, d, plan, engine=first.engine(engine), callbacks=[first], seed=0,

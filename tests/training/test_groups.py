@@ -242,13 +242,13 @@ def test_memory_of_a_large_unit_is_bounded():
 # --- who is drawn, and what is divided by what
 
 
-def test_units_are_drawn_whole_by_one_coin_each():
+def test_units_are_drawn_whole_by_one_coin_each(monkeypatch):
     # 300 steps of 40 units at q = 1/4; the audit's six questions have false alarms below 1e-3
     ids = [i for j in range(4) for i in range(40) if j <= i % 4]  # no unit lies in one piece
     run = trainer(OfPatients(40, 10, 300, sigma=1.), visits(ids), seed=5)
     seen = []
-    ready = run._ready
-    run._ready = lambda idx: seen.append(idx) or ready(idx)
+    rows_of = run.data.rows
+    monkeypatch.setattr(Examples, "rows", lambda self, idx: seen.append(idx) or rows_of(idx))
     drawn = [idx for idx, _, _ in trainer_run(run)]
     found = sampler_audit(drawn, n=40, q=1/4)
     assert found, str(found)
@@ -290,7 +290,8 @@ def test_micro_batches_never_split_a_unit(micro, augment):
     idx = torch.arange(data.units)
     total, norms = run._clipped_sum(idx, 0)
     rows, sizes = data.rows_of(idx)
-    x, y = run._reader(rows, 0)(0, len(rows))
+    (x, y), = run._reader(0).micro_batches(idx)
+    x = x.tree
     ends = sizes.cumsum(0).tolist()
     members = [list(range(end - size, end)) for end, size in zip(ends, sizes.tolist())]
     truth, lengths = by_torch(run.model, loss, x, y, members, FlatClip(2.))
@@ -531,7 +532,7 @@ def train_with(peers, micro, augment):
     made = ProcessTrainer(net, data, plan, peers=peers, seed=7, clip=FlatClip(1.),
                           micro_batch=micro, augment=augment)
     norms = []
-    made.clip = FlatClip(.7)
+    vars(made)["clip"] = FlatClip(.7)
     keep = made._over_all
     made._over_all = lambda *args: norms.append(keep(*args)) or norms[-1]
     made.fit()
@@ -594,7 +595,8 @@ def test_statement_and_record_name_the_unit():
 
 
 def test_evaluation_is_by_example():
-    run = trainer(a_plan(), visits().replace(test_x=torch.eye(5).double(), test_y=torch.ones(5)))
+    labels = torch.ones(5).long()
+    run = trainer(a_plan(), visits().replace(test_x=torch.eye(5).double(), test_y=labels))
     scored = []
     run.metric = lambda output, y: scored.append(len(y)) or torch.zeros(len(y))
     run.evaluate()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import nn
-from toys import Plan, linear, loss, same, toy
+from toys import Plan, behind, linear, loss, same, toy
 
 from dp_course.cli import load_data, make_config, make_trainer
 from dp_course.data import Examples, Views
@@ -434,7 +434,7 @@ def test_what_was_computed_after_a_checkpoint_is_found_again(tmp_path):
 def test_two_trainers_on_one_checkpoint_see_each_other(tmp_path):
     paying(steps=6).fit(2).save(tmp_path/"c")
     a, b = paying(steps=6).load(tmp_path/"c"), paying(steps=6).load(tmp_path/"c")
-    b.loss_fn = other_loss
+    behind(b, loss_fn=other_loss)
     a.step()
     b.step()  # learns of a's step when it writes its own: with a's batch it may do nothing
     a.step()

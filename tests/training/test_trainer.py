@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Plan, close, conv, linear, loss, same, toy, trainer
+from toys import Plan, behind, close, conv, linear, loss, same, toy, trainer
 
 from dp_course.data import Examples, Views
 from dp_course.gradients import FlatClip, loop_grad_sum
@@ -87,7 +87,7 @@ def test_trainer_noise_is_sigma_times_sensitivity():
     data = toy(10, shape=(1000,), dtype=torch.float32)
     run = Trainer(nn.Linear(1000, 150, bias=False), data, Plan(10, 5, 2, sigma),
                   clip=FlatClip(max_norm))
-    run.engine = zero
+    behind(run, engine=zero)
     first = run.step().model.weight.grad.clone()
     second = run.step().model.weight.grad
     assert abs((first*5).std().item()/(sigma*max_norm) - 1) < 5.5/math.sqrt(2*size)
@@ -158,7 +158,7 @@ def test_inclusion_rate():
 
     data = Examples(torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n) % 2)
     run = Trainer(nn.Linear(1, 2, bias=False), data, Plan(n, q*n, steps), seed=5)
-    run.engine = count
+    behind(run, engine=count)
     run.fit()
     assert ((drawn/steps - q).abs() < 5.8*math.sqrt(q*(1 - q)/steps)).all()
     assert abs(torch.tensor(sizes).var().item()/(n*q*(1 - q)) - 1) < 5.5*math.sqrt(2/steps)
@@ -342,7 +342,7 @@ def test_files_larger_than_memory_are_read_by_micro_batches(tmp_path):
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     run = Trainer(model, data, Plan(300, 150, 2), micro_batch=32)
-    run.engine = engine
+    behind(run, engine=engine)
     run.fit()
     assert max(sizes) == 32 and 200 < sum(sizes) < 400
 
@@ -399,9 +399,11 @@ def test_step_after_the_last_is_refused():
     assert torch.equal(before, run.model.weight) and run.t == 5 and run.epsilon() <= 3
     with pytest.raises(ValueError, match="not paid"):
         trainer(plan_of(steps=5)).fit(6)
-    for name in ("plan", "t", "computed"):
+    for name in ("t", "computed"):
         with pytest.raises(AttributeError):
             setattr(run, name, 0)
+    with pytest.raises(ValueError, match="trainer.plan cannot be replaced"):
+        run.plan = plan_of(steps=50)
 
 
 def test_epsilon_grows_to_the_budget_and_not_beyond():

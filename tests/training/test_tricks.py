@@ -28,8 +28,8 @@ from dp_course.training import (
     linear,
     public,
     step_decay,
-    swapped,
     sweep,
+    temporary_weights,
 )
 from experiments import tricks as recipe
 
@@ -293,16 +293,16 @@ def test_swapped_comes_back_even_after_an_exception(digits):
     def is_old():
         return all(torch.equal(v, old[n]) for n, v in model.state_dict().items())
     with pytest.raises(RuntimeError, match="halfway"):
-        with swapped(model, {"1.bias": torch.ones(10)}):
+        with temporary_weights(model, {"1.bias": torch.ones(10)}):
             assert (model[1].bias == 1).all() and torch.equal(model[1].weight, old["1.weight"])
             raise RuntimeError("halfway")
     assert is_old()
     with pytest.raises(ValueError, match="another model"):
-        with swapped(model, {"2.bias": torch.ones(10)}):
+        with temporary_weights(model, {"2.bias": torch.ones(10)}):
             pass
     half_wrong = {"1.weight": torch.zeros(10, 64), "1.bias": torch.ones(3, 3)}
     with pytest.raises(RuntimeError):  # a wrong shape, after one tensor has gone in
-        with swapped(model, half_wrong):
+        with temporary_weights(model, half_wrong):
             pass
     assert is_old()
 
