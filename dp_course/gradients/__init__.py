@@ -12,15 +12,16 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "layers": """
         ConvWeight FoldedGroupNorm GhostNorm KeptGradients KeptStandardized LinearWeight RULES
         StandardizedWeight Tap at_least_float32 convolution_rule gram_norms rule_of
-        weighted_rows""",
+        transposed_rule weighted_rows""",
     "linear": """
         linear_grad_sum linear_head""",
     "slow_engines": """
         in_half_precision reweighted vmap_grad_sum""",
     "tape": """
         PRECISIONS Tape bf16_engine bf16_product_ratio call_with cheapest clip_factors clipped
-        eager fast_grad_sum fast_pools fixed_shape gains_from_bfloat16 has_bfloat16 nothing
-        one_pass refuse refuse_statistics run settled_precision swapped vmappable""",
+        eager fast_grad_sum fast_pools fixed_shape forward_backward gains_from_bfloat16
+        has_bfloat16 listening nothing one_pass refuse refuse_statistics settled_precision
+        vmappable""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",
     "units": """

@@ -26,6 +26,7 @@ from .layers import at_least_float32 as at_least_float32
 from .layers import convolution_rule as convolution_rule
 from .layers import gram_norms as gram_norms
 from .layers import rule_of as rule_of
+from .layers import transposed_rule as transposed_rule
 from .layers import weighted_rows as weighted_rows
 from .linear import linear_grad_sum as linear_grad_sum
 from .linear import linear_head as linear_head
@@ -44,15 +45,15 @@ from .tape import eager as eager
 from .tape import fast_grad_sum as fast_grad_sum
 from .tape import fast_pools as fast_pools
 from .tape import fixed_shape as fixed_shape
+from .tape import forward_backward as forward_backward
 from .tape import gains_from_bfloat16 as gains_from_bfloat16
 from .tape import has_bfloat16 as has_bfloat16
+from .tape import listening as listening
 from .tape import nothing as nothing
 from .tape import one_pass as one_pass
 from .tape import refuse as refuse
 from .tape import refuse_statistics as refuse_statistics
-from .tape import run as run
 from .tape import settled_precision as settled_precision
-from .tape import swapped as swapped
 from .tape import vmappable as vmappable
 from .thresholds import ScheduledClip as ScheduledClip
 from .thresholds import check_groups as check_groups

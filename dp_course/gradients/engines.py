@@ -12,7 +12,7 @@ from ..data import count, leaves, tree_map
 from .dpsgd import trainable
 from .layers import GhostNorm
 from .slow_engines import in_half_precision, reweighted
-from .tape import clip_factors, nothing, one_pass, refuse, run
+from .tape import clip_factors, forward_backward, nothing, one_pass, refuse
 
 # %% ../../nbs/07_fast_gradients.ipynb #d5f37385
 def hook_grad_sum(
@@ -69,7 +69,7 @@ def ghost_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
 
     with torch.random.fork_rng([first.device] if first.is_cuda else []):
         # both passes draw the same dropout masks, and see the same x
-        tape = run(model, loss_fn, tree_map(torch.clone, x), y, norm)
+        tape = forward_backward(model, loss_fn, tree_map(torch.clone, x), y, norm)
     factors, norms, bad = clip_factors(tape, clip)
     del tape
     if careful or bad is not None:  # the second pass is float32, and 0*NaN would spoil its sum

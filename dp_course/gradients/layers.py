@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RULES', 'at_least_float32', 'weighted_rows', 'KeptGradients', 'GhostNorm', 'LinearWeight', 'gram_norms', 'ConvWeight',
-           'KeptStandardized', 'StandardizedWeight', 'Tap', 'convolution_rule', 'FoldedGroupNorm', 'rule_of']
+           'KeptStandardized', 'StandardizedWeight', 'Tap', 'convolution_rule', 'transposed_rule', 'FoldedGroupNorm',
+           'rule_of']
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #52c2be35
 from functools import partial
@@ -703,6 +704,28 @@ def convolution_rule(
     back = partial(_conv_back, padding=padding, filters=filters)
     return Tap.apply(tape.anchor, y, x, m, back, tape, keep_y)
 
+# %% ../../nbs/workshop/gradients/layers.ipynb #df4c795e
+def _transposed_back(tape, m, x, g, y):
+    if _learns(m.bias):
+        positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
+        tape.add(m.bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
+    if _learns(m.weight):
+        tape.add_weight(m.weight, ConvWeight(m, g.contiguous(), x, tape.b, m.padding))
+
+
+def transposed_rule(
+    tape,  # `Tape` of the engine call
+    m,     # nn.ConvTranspose2d
+    x,     # ((k b),i,h,w)
+):         # ((k b),o,h',w')
+    "Convolve backwards; on the way back input and output gradient change places."
+    x = _autocast(x)
+    weight, bias = _constant(m.weight, x.dtype), _constant(m.bias, x.dtype)
+    y = F.conv_transpose2d(x, weight, bias, m.stride, m.padding, m.output_padding, m.groups,
+                           m.dilation)
+    return Tap.apply(tape.anchor, y, x, m, _transposed_back, tape)
+
+
 # %% ../../nbs/workshop/gradients/layers.ipynb #1e6d4d50
 class FoldedGroupNorm(torch.autograd.Function):
     "GroupNorm whose way back folds examples into channels: affine gradients per example."
@@ -800,8 +823,8 @@ def _embedding(tape, m, x):
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #e40ab186
 RULES = {nn.Conv1d: convolution_rule, nn.Conv2d: convolution_rule, nn.Conv3d: convolution_rule,
-         nn.Linear: _linear, nn.GroupNorm: _group_norm, nn.LayerNorm: _layer_norm,
-         nn.Embedding: _embedding}
+         nn.ConvTranspose2d: transposed_rule, nn.Linear: _linear, nn.GroupNorm: _group_norm,
+         nn.LayerNorm: _layer_norm, nn.Embedding: _embedding}
 
 
 def _changes(cls):

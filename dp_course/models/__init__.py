@@ -11,5 +11,5 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "small": """
         NormWatch activation_norm draw_like first_moment two_convolutions weight_statistics""",
     "unet": """
-        UNet transposed_rule""",
+        UNet""",
 })

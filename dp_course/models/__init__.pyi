@@ -22,4 +22,3 @@ from .small import first_moment as first_moment
 from .small import two_convolutions as two_convolutions
 from .small import weight_statistics as weight_statistics
 from .unet import UNet as UNet
-from .unet import transposed_rule as transposed_rule
