@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "clipping": """
         AdaptiveClip AutoClip LayerClip noised_fraction split_sigma""",
     "dpsgd": """
-        FlatClip example_grads loop_grad_sum noisy_mean trainable""",
+        FlatClip ROUNDING example_grads loop_grad_sum noisy_mean trainable""",
     "engines": """
         book bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only""",
     "layers": """

@@ -4,6 +4,7 @@ from .clipping import LayerClip as LayerClip
 from .clipping import noised_fraction as noised_fraction
 from .clipping import split_sigma as split_sigma
 from .dpsgd import FlatClip as FlatClip
+from .dpsgd import ROUNDING as ROUNDING
 from .dpsgd import example_grads as example_grads
 from .dpsgd import loop_grad_sum as loop_grad_sum
 from .dpsgd import noisy_mean as noisy_mean

@@ -10,7 +10,7 @@ import torch
 
 from ..data import count, leaves, tree_map
 from .dpsgd import trainable
-from .layers import GhostNorm
+from .layers import GhostNorm, at_least_float32
 from .slow_engines import in_half_precision, reweighted
 from .tape import clip_factors, forward_backward, nothing, one_pass, refuse
 
@@ -32,7 +32,9 @@ def norms_only(weight):  # (b) squared
     if weight.ghost_pays():
         return weight.ghost_norms()
     squared = weight.keep(weight.gradients()).squared_norms()
-    allowance = 4*torch.finfo(squared.dtype).eps*weight.norm_bounds()  # the sum rounds differently
+    # the sum is exact, these gradients are off by a rounding per term (Higham 2002, section 3.1)
+    dtype = at_least_float32(weight.x.dtype)
+    allowance = 1.01*(weight.terms + 2)*torch.finfo(dtype).eps/2*weight.norm_bounds()
     return (squared.sqrt() + allowance).square()
 
 
@@ -51,27 +53,19 @@ def bookkeeping_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
 # %% ../../nbs/07_fast_gradients.ipynb #72bcf3cf
 @torch.no_grad()
 def ghost_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
-    "Clip with one pass for the norms, one for the gradient of the reweighted loss."
+    "Clip with one pass for the norms, and one in which every layer adds up and forgets."
     # Li et al. 2022 (arXiv 2110.05679)
-    if in_half_precision(model, x):  # the second pass would round the whole sum to half precision
+    if in_half_precision(model, x):  # norm and sum share their rounding
         return bookkeeping_grad_sum(model, loss_fn, x, y, clip)
     refuse(model)
     if not count(x) or not trainable(model):
         return nothing(model, x)
     first = leaves(x)[0]
-    careful = []  # weights whose sum must be in float64
-
-    def norm(weight):
-        piece = GhostNorm(norms_only(weight))
-        if weight.careful:
-            careful.append(weight)
-        return piece
-
     with torch.random.fork_rng([first.device] if first.is_cuda else []):
         # both passes draw the same dropout masks, and see the same x
-        tape = forward_backward(model, loss_fn, tree_map(torch.clone, x), y, norm)
+        tape = forward_backward(model, loss_fn, tree_map(torch.clone, x), y,
+                                lambda weight: GhostNorm(norms_only(weight)))
     factors, norms, bad = clip_factors(tape, clip)
     del tape
-    if careful or bad is not None:  # the second pass is float32, and 0*NaN would spoil its sum
-        return bookkeeping_grad_sum(model, loss_fn, x, y, clip)
-    return reweighted(model, loss_fn, x, y, factors), norms
+    return reweighted(model, loss_fn, x, y, factors, bad), norms
+

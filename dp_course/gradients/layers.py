@@ -19,7 +19,7 @@ from ..basics import patch_to
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #58cdaf18
 def at_least_float32(dtype):
-    "Norms and sums are never half precision."
+    "Norms are never half precision."
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -32,30 +32,44 @@ def weighted_rows(
     rows,          # ((k b),...)
     bad,           # (b) True for an example that must count nothing; None: there is none
     factors=None,  # (b)
-):                 # the same shape, float32 at least
+):                 # the same shape, float64
     "Erase the rows of bad examples, as 0*NaN is NaN, and scale the others."
-    rows = rows.to(at_least_float32(rows.dtype))
+    rows = rows.double()
     if bad is not None:
         rows = rows.masked_fill(_one_per_row(bad, rows), 0)
     if factors is None:
         return rows
-    return rows*_one_per_row(factors.to(rows.dtype), rows)
+    return rows*_one_per_row(factors.double(), rows)
 
 
-def _row_norms(rows):  # (b,p) -> (b)
-    "Lengths, block by block: of 50 million equal numbers one float32 sum loses 0.8 %."
-    if rows.shape[1] <= 2**16:
+_BLOCK = 64  # numbers that one float32 sum adds up
+
+
+def _roundings(n, dtype):
+    "How far n additions, in any order, take a sum from the truth, in units of its terms' lengths."
+    return 1.01*n*torch.finfo(dtype).eps/2  # Higham 2002, section 3.1: gamma_n
+
+
+def _row_norms(rows):  # (b,p) -> (b) float64
+    "Lengths, rounded up: float32 within a block, float64 above."
+    if rows.dtype == torch.float64:
         return vector_norm(rows, dim=1)
-    blocks = [vector_norm(block, dim=1) for block in rows.split(2**16, 1)]
-    return vector_norm(torch.stack(blocks), dim=0)
+    whole = rows.shape[1]//_BLOCK*_BLOCK
+    blocks = vector_norm(rows[:, :whole].unflatten(1, (-1, _BLOCK)), dim=2)
+    if whole < rows.shape[1]:
+        rest = vector_norm(rows[:, whole:], dim=1, keepdim=True)
+        blocks = torch.cat([blocks, rest], 1)
+    lengths = vector_norm(blocks, dim=1, dtype=torch.float64)
+    return lengths*(1 + _roundings(_BLOCK/2 + 2, rows.dtype))
 
 
 def _lengths(rows, b):  # ((k b),...) -> (b)
     wide = at_least_float32(rows.dtype)
     return vector_norm(rows.reshape(len(rows)//b, b, -1), dim=(0, 2), dtype=wide)
 
+
 # %% ../../nbs/workshop/gradients/layers.ipynb #ca7e66fd
-_PIECE = 2**18  # numbers at a time: their float32 copy, 1 MB, stays in a core's cache
+_PIECE = 2**17  # numbers at a time: their float64 copy, 1 MB, stays in a core's cache
 
 
 def _in_pieces(rows):  # (b,...) -> list of (n,...)
@@ -83,55 +97,32 @@ class KeptGradients:
             gradients = gradients.movedim(2, -1)  # as they lie in memory
         self.shape = gradients.shape[1:]
         self.flat = gradients.reshape(len(gradients), self.shape.numel())
-        self.wide = at_least_float32(gradients.dtype)
 
     def squared_norms(self):  # (b)
-        if self.flat.dtype == self.wide:
+        if self.flat.dtype.itemsize >= 4:
             return _row_norms(self.flat).square()
-        pieces = [_row_norms(rows.to(self.wide)) for rows in _in_pieces(self.flat)]
+        pieces = [_row_norms(rows.float()) for rows in _in_pieces(self.flat)]
         return torch.cat(pieces).square()
 
-# %% ../../nbs/workshop/gradients/layers.ipynb #5b20d0a1
-_LONG = 2**14  # numbers in a row
+    def flat_sum(self, factors, bad):  # (b), (b) or None -> (p), as the gradients lie in memory
+        "Add up the gradients, each times its factor, in float64 from the first addition on."
+        flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
+        factors = factors.double()
+        total = factors.new_zeros(flat.shape[1])
+        pieces = _in_pieces(flat)
+        for some, of_some in zip(pieces, factors.split(len(pieces[0]))):
+            total.addmv_(some.double().T, of_some)
+        return total
 
+    def restored(self, total):  # (p) -> the weight's shape
+        "Give a sum the shape of the weight."
+        total = total.view(self.shape)
+        return total.movedim(-1, 1).contiguous() if self.by_pixel else total
 
-def _add_whole(total, rows, factors):  # (p), (b,p), (b)
-    "Add up rows, each times its factor, a few at a time in a wide copy."
-    pieces = _in_pieces(rows)
-    for some, of_some in zip(pieces, factors.split(len(pieces[0]))):
-        total.addmv_(some.to(total.dtype).T, of_some)
+    def weighted_sum(self, factors, bad):  # (b), (b) or None -> the weight's shape
+        "Add up the gradients, each times its factor, in the shape of the weight."
+        return self.restored(self.flat_sum(factors, bad))
 
-
-def _add_one_by_one(total, rows, factors):  # (p), (b,p), (b)
-    "Add up long rows without a copy, which cores would have to hand to each other."
-    for row, factor in zip(rows, factors.tolist()):
-        total.add_(row, alpha=factor)
-
-
-@patch_to(KeptGradients)
-def flat_sum(self, factors, bad):  # (b), (b) or None -> (p), as the gradients lie in memory
-    "Add up the gradients, each times its factor."
-    flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
-    factors = factors.to(self.wide)
-    if flat.dtype == self.wide:
-        return flat.T @ factors
-    total = flat.new_zeros(flat.shape[1], dtype=self.wide)
-    add = _add_whole if flat.is_cuda or len(total) < _LONG else _add_one_by_one
-    add(total, flat, factors)
-    return total
-
-
-@patch_to(KeptGradients)
-def restored(self, total):  # (p) -> the weight's shape
-    "Give a sum the shape of the weight."
-    total = total.view(self.shape)
-    return total.movedim(-1, 1).contiguous() if self.by_pixel else total
-
-
-@patch_to(KeptGradients)
-def weighted_sum(self, factors, bad):  # (b), (b) or None -> the weight's shape
-    "Add up the gradients, each times its factor, in the shape of the weight."
-    return self.restored(self.flat_sum(factors, bad))
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #659abc4c
 class GhostNorm:
@@ -147,13 +138,6 @@ class GhostNorm:
     def squared_norms(self):  # (b)
         return self.squared
 
-# %% ../../nbs/workshop/gradients/layers.ipynb #5b20d0a6
-def _wide_enough(weight):
-    "Give input and output gradient, in float64 where float32 would lose an example."
-    if weight.careful:
-        return weight.x.double(), weight.g.double()
-    return weight.x, weight.g
-
 # %% ../../nbs/workshop/gradients/layers.ipynb #01fc6bdf
 class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
@@ -163,7 +147,7 @@ class LinearWeight:
         g,  # (b,t,o) gradient of the output
     ):
         self.x, self.g = x, g
-        self.careful = False  # is an example's gradient so short that float32 would lose it?
+        self.terms = x.shape[1]  # outer products in one example's gradient
 
     def gradients(self):  # (b,o,i)
         return torch.einsum("bto,bti->boi", self.g, self.x)
@@ -179,28 +163,32 @@ class LinearWeight:
         wide = at_least_float32(self.x.dtype)
         x, g = self.x.to(wide), self.g.to(wide)
         if x.shape[1] == 1:
-            return x.square().sum((1, 2))*g.square().sum((1, 2))
-        terms = max(x.shape[2], g.shape[2])
-        return gram_norms(x @ x.mT, g @ g.mT, terms, self._exactly)
+            return (_row_norms(x.flatten(1))*_row_norms(g.flatten(1))).square()
+        return gram_norms(x @ x.mT, g @ g.mT, (x.shape[2], g.shape[2]), self._exactly)
+
+    def _exactly(self, rows):  # (b) which -> (n) squared norms
+        "Form the few gradients of which inner products leave nothing."
+        pairs = zip(self.x[rows].double(), self.g[rows].double())
+        return torch.stack([(g.mT @ x).square().sum() for x, g in pairs])
 
     def norm_bounds(self):  # (b)
         return _lengths(self.x, len(self.x))*_lengths(self.g, len(self.g))
 
     def weighted_sum(self, factors, bad):  # (o,i)
-        x, g = _wide_enough(self)
-        x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
-        return g.flatten(0, 1).T @ x.flatten(0, 1)
+        "Add up in float64; where an example has several positions, its own gradient comes first."
+        total = factors.new_zeros(self.g.shape[2], self.x.shape[2], dtype=torch.float64)
+        n = max(_BLOCK, _PIECE//max(1, self.x[0].numel() + self.g[0].numel()))
+        for low in range(0, len(self.x), n if self.terms == 1 or self.x.is_cuda else 1):
+            part = slice(low, low + (n if self.terms == 1 or self.x.is_cuda else 1))
+            wrong = None if bad is None else bad[part]
+            x = weighted_rows(self.x[part], wrong).flatten(0, 1)
+            g = weighted_rows(self.g[part], wrong, factors[part]).flatten(0, 1)
+            total += g.T @ x
+        return total
 
     def keep(self, gradients, once=True):
         return KeptGradients(gradients)
 
-# %% ../../nbs/workshop/gradients/layers.ipynb #aba5bc97
-@patch_to(LinearWeight)
-def _exactly(self, rows):  # (b) which -> (n) squared norms
-    "Form the few gradients of which inner products leave nothing, and remember it for the sum."
-    self.careful = True
-    pairs = zip(self.x[rows].double(), self.g[rows].double())
-    return torch.stack([(g.mT @ x).square().sum() for x, g in pairs])
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1196ada9
 def _learns(p):
@@ -228,25 +216,34 @@ def _linear(tape, m, x):
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #c6104ffc
 def gram_norms(
-    inputs,        # (b,...) inner products of an example's inputs, for all pairs of positions
-    outputs,       # (b,...) of its output gradients, for the same pairs
-    terms:int=0,   # how long these inner products are
-    exactly=None,  # which examples (b) -> their squared norms, some other way
-):                 # (b) squared norms, rounded up
-    "Add up the products of two tables; rounding is bounded by the norms of both, and added."
-    inputs, outputs = inputs.flatten(1), outputs.flatten(1)
-    bound = vector_norm(inputs, dim=1)*vector_norm(outputs, dim=1)
-    allowance = (4 + terms/2**11)*torch.finfo(inputs.dtype).eps*bound
-    return _rounded_up(torch.linalg.vecdot(inputs, outputs), allowance, exactly)
+    inputs,         # (b,t,t) inner products of an example's inputs, for all pairs of positions
+    outputs,        # (b,t,t) of its output gradients, for the same pairs
+    terms=(0, 0),   # how many products each of these has added up
+    exactly=None,   # which examples (b) -> their squared norms, some other way
+):                  # (b) squared norms, rounded up
+    "Add up the products of two tables; what rounding may have taken is added."
+    t = outputs.shape[1]
+    inputs, outputs = inputs.reshape(len(inputs), t, -1), outputs.reshape(len(outputs), t, -1)
+    # an entry is off by gamma_n |x_s||x_t|, and these lengths stand on the diagonal
+    length, trace = zip(*[(vector_norm(v, dim=(1, 2)), v.diagonal(dim1=1, dim2=2).sum(1))
+                          for v in (inputs, outputs)])
+    allowance = (_roundings(t + 4, inputs.dtype)*length[0]*length[1]
+                 + _roundings(terms[0] + 4, inputs.dtype)*trace[0]*length[1]
+                 + _roundings(terms[1] + 4, inputs.dtype)*length[0]*trace[1])
+    squared = torch.linalg.vecdot(inputs, outputs).sum(1, dtype=torch.float64)
+    return _rounded_up(squared, allowance, exactly)
 
 
-def _rounded_up(squared, allowance, exactly):  # (b) each
-    "Add what rounding may have taken; compute again where that is no small part of the rest."
-    lost = squared < 512*allowance
-    squared = squared.clamp(min=0) + allowance
+def _rounded_up(squared, allowance, exactly, most=None):  # (b) each
+    "Add what rounding may have taken; compute again where that is more than one part in 50."
+    above = squared.clamp(min=0) + allowance
+    if most is not None:
+        above = torch.minimum(above, most)
+    lost = above > 1.02*squared
     if exactly is not None and lost.any():
-        squared[lost] = exactly(lost).to(squared.dtype)
-    return squared
+        above[lost] = exactly(lost).to(above.dtype)
+    return above
+
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #827b7099
 def _windows(x, conv, padding):  # (rows,i,*positions,*offsets)
@@ -385,7 +382,7 @@ def _patch_products(x, conv, padding, size):  # (b,h,w,h,w)
     return table
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #a67d5e5c
-def _conv_tables(conv, x, g, padding):  # (b,t,t) twice
+def _conv_tables(conv, x, g, padding):  # (b,t,t) twice, and how many products an entry adds up
     "Norms of a convolution's gradients from inner products."
     if conv.stride == (1, 1):
         inputs = _patch_products(x, conv, padding, g.shape[2:])
@@ -393,7 +390,8 @@ def _conv_tables(conv, x, g, padding):  # (b,t,t) twice
         patches = _patches(x, conv, padding).squeeze(1)
         inputs = patches.mT @ patches
     g = g.flatten(2)
-    return inputs, g.mT @ g
+    t = g.shape[2]
+    return inputs.reshape(-1, t, t), g.mT @ g, (conv.weight[0].numel(), len(conv.weight))
 
 
 def _conv_ghost_pays(conv, x, y, b):
@@ -405,7 +403,7 @@ def _conv_ghost_pays(conv, x, y, b):
         return False
     by_pixels = conv.stride == (1, 1) and conv.kernel_size != (1, 1)
     t = (x if by_pixels else y).shape[2:].numel()
-    return (4 if by_pixels else 12)*t**2 < conv.weight.numel()
+    return 12*t**2 < conv.weight.numel()
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #d9de1f5a
 class ConvWeight:
@@ -420,7 +418,7 @@ class ConvWeight:
     ):
         self.conv, self.x, self.g, self.b = conv, x, g, b
         self.padding = tuple(padding)
-        self.careful = False  # as in `LinearWeight`
+        self.terms = self.g.shape[2:].numel()*len(x)//b  # products in one number of a gradient
 
     def gradients(self):  # (b,*weight.shape)
         if self._small_and_deep():
@@ -432,6 +430,17 @@ class ConvWeight:
     def naive(self):  # (b,*weight.shape)
         return _gradients_by_patches(self.conv, self.x, self.g, self.b, self.padding)
 
+    def _few_positions(self):
+        "On a CPU patches are cheap then, and the fold of a wide layer is not."
+        t = self.g.shape[2:].numel()
+        few = not self.x.is_cuda and len(self.x) == self.b
+        return few and self.conv.weight.numel() > 256*t
+
+    def _small_and_deep(self):
+        "Are there more channels than pixels in a row, so that copies run along the channels?"
+        flat = self.conv.groups == 1 and self.x.dim() == 4
+        return flat and self._few_positions() and self.x.shape[1] > self.x.shape[3]
+
     def ghost_pays(self):
         return _conv_ghost_pays(self.conv, self.x, self.g, self.b)
 
@@ -440,51 +449,40 @@ class ConvWeight:
         pieces = zip(self.x.split(n), self.g.split(n))
         return torch.cat([self._ghost_norms(x, g) for x, g in pieces])
 
+    def _ghost_norms(self, x, g):
+        def exactly(rows):
+            return self.in_float64(x[rows], g[rows]).square().sum((1, 2))
+
+        return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly)
+
+    def in_float64(self, x, g):  # some rows -> (n,o,weights of a filter)
+        "Give every example's own gradient in float64."
+        x, g = x.double(), g.double()
+        return _gradients_by_patches(self.conv, x, g, len(x), self.padding).flatten(2)
+
+    def norm_bounds(self):  # (b)
+        "Bound each example's norm from above, without its gradient."
+        area = self.conv.weight[0, 0].numel()
+        return area**.5*_lengths(self.x, self.b)*_lengths(self.g, self.b)
+
     def weighted_sum(self, factors, bad):  # weight.shape
-        x, g = _wide_enough(self)
-        x, g = weighted_rows(x, bad), weighted_rows(g, bad, factors)
-        return _weight_gradient(self.conv, x, g, self.padding, self.conv.groups)
+        "Add up in float64; each row's own gradient comes first, a few at a time."
+        x, g, conv = self.x, weighted_rows(self.g, bad, factors), self.conv
+        if x.is_cuda:
+            return _weight_gradient(conv, weighted_rows(x, bad), g, self.padding, conv.groups)
+        total = factors.new_zeros(conv.weight.shape, dtype=torch.float64)
+        n = 1 + 2**15//total.numel()
+        for low in range(0, len(x), n):
+            rows = x[low:low + n].double()
+            if bad is not None:
+                rows = rows.nan_to_num(0, 0, 0)  # of a bad example: its g is zero
+            total += _gradients_by_patches(conv, rows, g[low:low + n], len(rows),
+                                           self.padding).sum(0)
+        return total
 
     def keep(self, gradients, once=True):
         return KeptGradients(gradients if once else gradients.contiguous())  # pieces are added
 
-# %% ../../nbs/workshop/gradients/layers.ipynb #1d79605f
-@patch_to(ConvWeight)
-def _few_positions(self):
-    "In half precision on a CPU patches are cheap, and the fold of a wide layer is not."
-    half = self.x.dtype.itemsize < 4 and not self.x.is_cuda
-    t = self.g.shape[2:].numel()
-    return half and len(self.x) == self.b and self.conv.weight.numel() > 256*t
-
-
-@patch_to(ConvWeight)
-def _small_and_deep(self):
-    "Are there more channels than pixels in a row, so that copies run along the channels?"
-    flat = self.conv.groups == 1 and self.x.dim() == 4
-    return flat and self._few_positions() and self.x.shape[1] > self.x.shape[3]
-
-
-@patch_to(ConvWeight)
-def norm_bounds(self):  # (b)
-    "Bound each example's norm from above, without its gradient."
-    area = self.conv.weight[0, 0].numel()
-    return area**.5*_lengths(self.x, self.b)*_lengths(self.g, self.b)
-
-
-@patch_to(ConvWeight)
-def _ghost_norms(self, x, g):
-    def exactly(rows):
-        self.careful = True
-        return self.in_float64(x[rows], g[rows]).square().sum((1, 2))
-
-    return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly=exactly)
-
-
-@patch_to(ConvWeight)
-def in_float64(self, x, g):  # some rows -> (n,o,weights of a filter)
-    "Give every example's own gradient in float64."
-    x, g = x.double(), g.double()
-    return _gradients_by_patches(self.conv, x, g, len(x), self.padding).flatten(2)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #2d468157
 def _raw_gradient(g, filters):  # (...,o,n) -> (...,o,n)
@@ -495,12 +493,13 @@ def _raw_gradient(g, filters):  # (...,o,n) -> (...,o,n)
 
 
 def _raw_squared_norms(
-    gg,       # (b) sum over filters of f^2 <g,g>
-    g1,       # (b,o) <g,1>
-    gc,       # (b,o) <g,c>
-    filters,  # c (o,n), f (o,1), h (o,1): what `centred()` returns
-    exactly,  # as for `gram_norms`
-):            # (b) squared norms of the raw gradient, rounded up
+    gg,         # (b) sum over filters of f^2 <g,g>
+    g1,         # (b,o) <g,1>
+    gc,         # (b,o) <g,c>
+    filters,    # c (o,n), f (o,1), h (o,1): what `centred()` returns
+    allowance,  # (b) what rounding may have taken
+    exactly,    # as for `gram_norms`
+):              # (b) squared norms of the raw gradient, rounded up
     "Squared norms of the raw gradient, without forming it."
     c, f, h = filters
     n, cc = c.shape[1], c.square().sum(1)
@@ -509,7 +508,9 @@ def _raw_squared_norms(
     of_filter = h*(h*cc - 2*f)
     of_both = 2*f*h*c.sum(1)/n  # a centred filter's sum: rounding is left
     squared = gg - g1.square() @ of_ones + gc.square() @ of_filter + (g1*gc) @ of_both
-    return _rounded_up(squared, 4*torch.finfo(gg.dtype).eps*gg, exactly)
+    longest = h*cc <= 2*f  # then this map makes no gradient longer than f times itself
+    most = gg*(1 + _roundings(n + len(c), gg.dtype)) if longest.all() else None
+    return _rounded_up(squared, allowance, exactly, most)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #4113ebf1
 class KeptStandardized:
@@ -531,27 +532,26 @@ class KeptStandardized:
         parts = [self._products(rows) for rows in _in_pieces(gradients)]
         gg, g1, gc = map(torch.cat, zip(*parts))
         gg = gg @ self.filters[1].squeeze(1).square()
-        return _raw_squared_norms(gg, g1, gc, self.filters, partial(self._exactly, gradients))
+        numbers = sum(self.filters[0].shape) + 8
+        gg = gg*(1 + _roundings(numbers, gg.dtype))
+        allowance = 5*_roundings(numbers, gg.dtype)*gg  # of gg, and four times of the others
+        exactly = partial(self._exactly, gradients)
+        return _raw_squared_norms(gg, g1, gc, self.filters, allowance, exactly)
+
+    def _products(self, rows):  # (n,o,weights of a filter) -> (n,o) three times
+        "Inner products of every filter's gradient with itself, with ones, and with the filter."
+        c = self.filters[0]
+        wide = rows.to(c.dtype)
+        squares, sums = vector_norm(wide, dim=2).square(), wide.sum(2)
+        products = wide*c if wide is rows else wide.mul_(c)  # a copy is ours to overwrite
+        return squares, sums, products.sum(2)
+
+    def _exactly(self, gradients, rows):  # which of the gradients -> their squared norms
+        return _raw_gradient(gradients[rows].double(), [v.double() for v in self.filters]).square().sum((1, 2))
 
     def weighted_sum(self, factors, bad):
         total = self.kept.flat_sum(factors, bad).view(self.filters[0].shape)
-        return self.kept.restored(_raw_gradient(total, self.filters))
-
-# %% ../../nbs/workshop/gradients/layers.ipynb #5b20d0a4
-@patch_to(KeptStandardized)
-def _products(self, rows):  # (n,o,weights of a filter) -> (n,o) three times
-    "Inner products of every filter's gradient with itself, with ones, and with the filter."
-    c = self.filters[0]
-    wide = rows.to(c.dtype)
-    squares, sums = vector_norm(wide, dim=2).square(), wide.sum(2)
-    products = wide*c if wide is rows else wide.mul_(c)  # a copy is ours to overwrite
-    return squares, sums, products.sum(2)
-
-
-@patch_to(KeptStandardized)
-def _exactly(self, gradients, rows):  # which of the gradients -> their squared norms
-    self.kept.wide = torch.float64
-    return _raw_gradient(gradients[rows].double(), self.filters).square().sum((1, 2))
+        return self.kept.restored(_raw_gradient(total, [v.double() for v in self.filters]))
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #0cc6bd72
 class StandardizedWeight:
@@ -563,9 +563,7 @@ class StandardizedWeight:
         y=None,   # ((k b),o,...) the convolution's output without bias, if somebody kept it
     ):
         self.inner, self.filters, self.y = inner, filters, y
-        self.x, self.g = inner.x, inner.g
-
-    careful = property(lambda self: self.inner.careful)
+        self.x, self.g, self.terms = inner.x, inner.g, inner.terms
 
     def gradients(self):  # of the filters that were used
         return self.inner.gradients()
@@ -574,14 +572,42 @@ class StandardizedWeight:
         return self.inner.naive()
 
     def norm_bounds(self):
-        return self.inner.norm_bounds()
+        return self.inner.norm_bounds()*self.filters[1].abs().max()
 
     def ghost_pays(self):
         return _long_enough(self.inner.conv) and self.inner.ghost_pays()
 
+    def ghost_norms(self):  # (b)
+        "Squared norms of the raw gradients, from inner products."
+        inner, (c, f, _) = self.inner, self.filters
+        scaled = ConvWeight(inner.conv, self.x, self.g*f.view(-1, 1, 1), inner.b, inner.padding)
+        gg = scaled.ghost_norms()
+        if self.y is None:
+            self.y = self._convolved(self.x, (f*c).view(inner.conv.weight.shape))
+        y, self.y = self.y.flatten(2), None  # the late sum does not need it
+        ones = torch.ones_like(inner.conv.weight[:1, :1])
+        box = self._convolved(self.x.sum(1, keepdim=True), ones)
+        g = self.g.flatten(2)
+        gy = torch.einsum("bot,bot->bo", g, y)              # <G,w^>, and w^ = f c
+        g1 = torch.einsum("bot,bt->bo", g, box.flatten(1))  # <G,1>, by filters of ones
+        numbers = sum(c.shape) + self.terms + 8
+        allowance = 4*_roundings(numbers, g.dtype)*scaled.norm_bounds().square()
+        return _raw_squared_norms(gg, g1, gy/f.squeeze(1), self.filters, allowance, self._exactly)
+
+    def _convolved(self, x, filters):
+        "What the convolution makes of `x`, with other filters."
+        conv = self.inner.conv
+        return F.conv2d(x, filters, None, conv.stride, self.inner.padding, conv.dilation)
+
+    def _exactly(self, rows):  # (b) which -> (n) squared norms
+        gradients = self.inner.in_float64(self.x[rows], self.g[rows])
+        filters = [v.double() for v in self.filters]
+        return _raw_gradient(gradients, filters).square().sum((1, 2))
+
     def weighted_sum(self, factors, bad):
         total = self.inner.weighted_sum(factors, bad)
-        return _raw_gradient(total.flatten(1), self.filters).view(total.shape)
+        filters = [v.double() for v in self.filters]
+        return _raw_gradient(total.flatten(1), filters).view(total.shape)
 
     def keep(self, gradients, once=True):
         if once and _long_enough(self.inner.conv):
@@ -593,37 +619,6 @@ class StandardizedWeight:
 def _long_enough(conv):
     "Is a filter long enough for a norm that is a difference?"
     return conv.weight[0].numel() >= 16
-
-# %% ../../nbs/workshop/gradients/layers.ipynb #257050ca
-@patch_to(StandardizedWeight)
-def _convolved(self, x, filters):
-    "What the convolution makes of `x`, with other filters."
-    conv = self.inner.conv
-    return F.conv2d(x, filters, None, conv.stride, self.inner.padding, conv.dilation)
-
-
-@patch_to(StandardizedWeight)
-def ghost_norms(self):  # (b)
-    "Squared norms of the raw gradients, from inner products."
-    inner, (c, f, _) = self.inner, self.filters
-    scaled = ConvWeight(inner.conv, self.x, self.g*f.view(-1, 1, 1), inner.b, inner.padding)
-    gg = scaled.ghost_norms()
-    inner.careful = scaled.careful
-    if self.y is None:
-        self.y = self._convolved(self.x, (f*c).view(inner.conv.weight.shape))
-    y, self.y = self.y.flatten(2), None  # the late sum does not need it
-    box = self._convolved(self.x.sum(1, keepdim=True), torch.ones_like(inner.conv.weight[:1, :1]))
-    g = self.g.flatten(2)
-    gy = torch.einsum("bot,bot->bo", g, y)             # <G,w^>, and w^ = f c
-    g1 = torch.einsum("bot,bt->bo", g, box.flatten(1)) # <G,1>, by filters of ones
-    return _raw_squared_norms(gg, g1, gy/f.squeeze(1), self.filters, self._exactly)
-
-
-@patch_to(StandardizedWeight)
-def _exactly(self, rows):  # (b) which -> (n) squared norms
-    self.inner.careful = True
-    gradients = self.inner.in_float64(self.x[rows], self.g[rows])
-    return _raw_gradient(gradients, self.filters).square().sum((1, 2))
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #782881c8
 class Tap(torch.autograd.Function):
@@ -793,12 +788,13 @@ def _rows_that_occur(
     pairs, where = pair.unique(return_inverse=True)
     rows = g.new_zeros(len(pairs), shape[1]).index_add_(0, where, g)
     owner, word = pairs//shape[0], pairs % shape[0]
-    squared = g.new_zeros(b).index_add_(0, owner, rows.square().sum(1))
+    wide = rows.double()
+    squared = wide.new_zeros(b).index_add_(0, owner, wide.square().sum(1))
 
     def weighted_sum(factors, bad):
-        kept = rows if bad is None else rows.masked_fill(bad[owner][:, None], 0)
-        weights = factors.to(rows.dtype)[owner][:, None]
-        return rows.new_zeros(shape).index_add_(0, word, kept*weights)
+        kept = wide if bad is None else wide.masked_fill(bad[owner][:, None], 0)
+        weights = factors.double()[owner][:, None]
+        return wide.new_zeros(shape).index_add_(0, word, kept*weights)
 
     return GhostNorm(squared, weighted_sum)
 

@@ -71,10 +71,9 @@ def linear_grad_sum(
     squares = {"1.weight": pieces["1.weight"].ghost_norms,  # |sum_k g a^T|^2
                "1.bias": pieces["1.bias"].squared_norms}
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    norms = torch.stack([squares[name]() for name in params]).sqrt()
+    norms = torch.stack([squares[name]().to(a.dtype) for name in params]).sqrt()
     bad = ~norms.isfinite().all(0)
     total = {}
     for (name, p), factors in zip(params.items(), torch.where(bad, 0., clip(norms))):
-        whole = pieces[name].weighted_sum(factors, bad if bad.any() else None)
-        total[name] = whole.to(norms.dtype)  # where views cancel, float64
+        total[name] = pieces[name].weighted_sum(factors, bad if bad.any() else None)
     return total, norms

@@ -6,14 +6,17 @@
 __all__ = ['vmap_grad_sum', 'reweighted', 'in_half_precision']
 
 # %% ../../nbs/workshop/gradients/slow_engines.ipynb #1b8d3b6e
+from functools import partial
+
 import torch
 from torch.func import grad_and_value, vmap
 
 from ..data import (
     Views, arguments, call_model, count, flatten_views, leaves, losses_of, tree_map)
 from .dpsgd import trainable
-from .layers import KeptGradients
-from .tape import Tape, call_with, clipped, eager, nothing, refuse, vmappable
+from .layers import GhostNorm, KeptGradients
+from .tape import (
+    Tape, call_with, clipped, eager, forward_backward, nothing, refuse, vmappable)
 
 # %% ../../nbs/workshop/gradients/slow_engines.ipynb #b3f0d99c
 def _one_example(model, loss_fn, x, y):
@@ -64,28 +67,30 @@ def vmap_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
     return clipped(tape, clip)
 
 # %% ../../nbs/workshop/gradients/slow_engines.ipynb #afd12624
+class _Sums(Tape):
+    "A tape that knows the factors: a layer's sum is formed at once, and nothing is kept."
+    def __init__(self, *args, factors, bad):
+        super().__init__(*args)
+        self.factors, self.bad = dict(zip(map(id, self.params.values()), factors)), bad
+
+    def add_weight(self, p, weight):
+        if not self.once(p):
+            return super().add_weight(p, weight)
+        total = weight.weighted_sum(self.factors[id(p)], self.bad)
+        self.add(p, GhostNorm(None, lambda factors, bad: total))
+
+
 def reweighted(
     model,
-    loss_fn,  # (output, y) -> one loss per row
-    x,        # batch, or `Views`
-    y,        # labels
-    factors,  # (l,b)
-):            # dict name -> clipped sum
-    "Differentiate the weighted losses, once per distinct row of factors (a flat clip has one)."
-    rows, labels, b, k = flatten_views(x, y)
-    params, sums = trainable(model), {}
-    with eager(model), torch.enable_grad():
-        losses = losses_of(loss_fn, call_model(model, rows), labels, b*k)
-        losses = losses.view(k, b).sum(0)/k
-        distinct, which = factors.unique(dim=0, return_inverse=True)
-        for row, weights in enumerate(distinct):
-            names = [name for name, w in zip(params, which.tolist()) if w == row]
-            found = torch.autograd.grad((weights.to(losses.dtype)*losses).sum(),
-                                        [params[name] for name in names],
-                                        retain_graph=row + 1 < len(distinct),
-                                        materialize_grads=True)
-            sums.update(zip(names, found))
-    return {name: sums[name] for name in params}
+    loss_fn,   # (output, y) -> one loss per row
+    x,         # batch, or `Views`
+    y,         # labels
+    factors,   # (l,b)
+    bad=None,  # (b) True for an example that must count nothing
+):             # dict name -> clipped sum, float64
+    "Go through the network once more, with the factors at hand."
+    tape = partial(_Sums, factors=factors, bad=bad)
+    return forward_backward(model, loss_fn, x, y, None, tape).total(factors, bad)
 
 
 def in_half_precision(model, x):

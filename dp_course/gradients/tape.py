@@ -169,11 +169,11 @@ def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
     sums = {}
     for (name, p), f in zip(self.params.items(), factors):
         if id(p) in self.pieces:
-            total = self.pieces[id(p)].weighted_sum(f, bad)  # some add in float64
-            sums[name] = total.to(at_least_float32(p.dtype)).view(p.shape)
+            sums[name] = self.pieces[id(p)].weighted_sum(f, bad).double().view(p.shape)
         else:
-            sums[name] = torch.zeros_like(p, dtype=at_least_float32(p.dtype))
+            sums[name] = torch.zeros_like(p, dtype=torch.float64)
     return sums
+
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #7400c65e
 def _never_called(m):
@@ -335,14 +335,14 @@ def _row_by_row(tape, m, forward, args, kwargs):
     device = tape.anchor.device.type
     if torch.is_autocast_enabled(device):  # some kernels mix no types under vmap
         rows = [v.to(at_least_float32(v.dtype)) if v.is_floating_point() else v for v in rows]
-    unit, how = _Original(m, forward), []
+    unit, form_of_output = _Original(m, forward), None
 
     def one(params, *row):
+        nonlocal form_of_output
         row = iter(row)
         filled = [next(row)[None] if yes else v for v, yes in zip(given, is_rows)]
-        tensors, form_of_output = _one_row(
-            tape, m, call_with(unit, params, *tree_unflatten(filled, form)))
-        how[:] = form_of_output
+        output = call_with(unit, params, *tree_unflatten(filled, form))
+        tensors, form_of_output = _one_row(tape, m, output)
         return tensors
 
     tape.alone = True
@@ -351,7 +351,7 @@ def _row_by_row(tape, m, forward, args, kwargs):
             tensors = vmap(one, randomness="different")(_copies(tape, m), *rows)
     finally:
         tape.alone = False
-    return _put_together(tensors, how)
+    return _put_together(tensors, form_of_output)
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #8bd61144
 @contextmanager
@@ -381,14 +381,15 @@ def _backward(tape, loss):
 
 def forward_backward(
     model,
-    loss_fn,  # (output, y) -> one loss per row
-    x,        # batch, or `Views`
-    y,        # labels
-    method,   # weight of a layer -> piece, see `cheapest`
-):            # `Tape` with the pieces of every gradient
+    loss_fn,    # (output, y) -> one loss per row
+    x,          # batch, or `Views`
+    y,          # labels
+    method,     # weight of a layer -> piece, see `cheapest`
+    kind=Tape,  # what to write on
+):              # `Tape` with the pieces of every gradient
     "Take one forward and one backward pass."
     rows, labels, b, k = flatten_views(x, y)
-    tape = Tape(model, b, k, method)
+    tape = kind(model, b, k, method)
     with eager(model), torch.enable_grad(), listening(model, tape):
         losses = losses_of(loss_fn, call_model(model, rows), labels, tape.rows)
         _backward(tape, losses.sum()/k)  # within: a checkpoint runs forwards again
@@ -408,7 +409,7 @@ def clip_factors(
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #fca232f5
 def clipped(tape, clip):
-    "Give the clipped sum and the norms that decided on it, float32 at least."
+    "Give the clipped sum, in float64, and the norms that decided on it."
     factors, norms, bad = clip_factors(tape, clip)
     with torch.autocast(tape.anchor.device.type, enabled=False):
         return tape.total(factors, bad), norms
@@ -417,8 +418,8 @@ def clipped(tape, clip):
 def nothing(model, x):
     "Give zeros and norms (l,b): what an empty batch or a frozen model contributes."
     params = trainable(model)
-    sums = {n: torch.zeros_like(p, dtype=at_least_float32(p.dtype)) for n, p in params.items()}
-    dtype = next(iter(sums.values())).dtype if sums else torch.float32
+    sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
+    dtype = at_least_float32(next(iter(params.values())).dtype) if params else torch.float32
     return sums, torch.zeros(len(sums), count(x), dtype=dtype, device=leaves(x)[0].device)
 
 
@@ -549,12 +550,12 @@ def gains_from_bfloat16(
 def bf16_engine(
     engine,  # as `fast_grad_sum`
 ):           # an engine
-    "Run an engine's network in bfloat16; whatever comes out is float32."
+    "Run an engine's network in bfloat16; norms are float32, the sums float64."
     def cast(model, loss_fn, x, y, clip):
         device = leaves(x)[0].device.type
         with torch.autocast(device, torch.bfloat16):
             sums, norms = engine(model, loss_fn, x, y, clip)
-        return {name: g.float() for name, g in sums.items()}, norms.float()
+        return sums, norms.float()
 
     return cast
 

@@ -135,9 +135,10 @@ def unit_grad_sum(
     "Add up the gradients of each unit's examples, clip these sums, and add them up."
     most = most or math.inf
     params = trainable(model)
-    total = {n: torch.zeros_like(p, dtype=at_least_float32(p.dtype)) for n, p in params.items()}
-    first = next(iter(total.values()))
-    norms = torch.zeros(len(total), len(x), device=first.device, dtype=first.dtype)
+    total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
+    first = next(iter(params.values()))
+    norms = torch.zeros(
+        len(total), len(x), device=first.device, dtype=at_least_float32(first.dtype))
     ask = partial(_ask, engine, model, loss_fn, x.tree, y)
     for units in _calls(x.sizes, most):
         table, real = _table(x.sizes, units)
