@@ -30,6 +30,7 @@ from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_sigma as gaussian_sigma
 from .pld import Accountant as Accountant
 from .pld import ComposedLoss as ComposedLoss
+from .pld import ContourIntegral as ContourIntegral
 from .pld import HockeyStick as HockeyStick
 from .pld import LossGrid as LossGrid
 from .pld import ORDERS as ORDERS

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ORDERS', 'TILTS', 'require', 'read_orders', 'Accountant', 'privacy_loss', 'log_sum_exp', 'excess_by_quadrature',
-           'rdp_sampled_gaussian', 'LossGrid', 'loss_masses', 'HockeyStick', 'ComposedLoss', 'PLDAccountant']
+           'rdp_sampled_gaussian', 'LossGrid', 'loss_masses', 'HockeyStick', 'ComposedLoss', 'ContourIntegral',
+           'PLDAccountant']
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #15cfb109
 import math
@@ -251,6 +252,25 @@ def _output_at(
     return s*sigma + .5/sigma
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #7ef1da10
+def _points(
+    loss,         # (points,) losses, `h` apart
+    q:float,
+    sigma:float,
+    h:float,
+):                # (points,) probability under P; edges below the first and above the last point
+    "Split every cell between its ends so that P and Q keep their totals."
+    with np.errstate(all="ignore"):  # beyond the smallest loss, or where `expm1` overflows
+        ratio = np.expm1(loss)/q + 1
+        edges = _output_at(loss, ratio, q, sigma)
+        outside = _normal_masses(edges)           # not in the batch; also all of Q
+        inside = _normal_masses(edges - 1/sigma)  # in the batch
+        level = np.nan_to_num(outside*ratio[:-1], posinf=0)
+        right = q*(inside - level)/-math.expm1(-h)
+    cells = (1 - q)*outside + q*inside
+    right = np.clip(right, 0, cells)
+    return np.append(cells - right, 0) + np.append(0, right), (edges[0], edges[-1])
+
+
 def loss_masses(
     q:float,      # Poisson sampling rate, > 0
     sigma:float,  # noise multiplier, > 0
@@ -263,19 +283,11 @@ def loss_masses(
     lowest, highest = privacy_loss(np.array([-z*sigma, 1 + z*sigma]), q, sigma)/h
     first = math.floor(lowest)
     loss = np.arange(first, math.ceil(highest) + 1)*h
-    with np.errstate(all="ignore"):  # beyond the smallest loss, or where `expm1` overflows
-        ratio = np.expm1(loss)/q + 1
-        edges = np.concatenate([[-np.inf], _output_at(loss, ratio, q, sigma), [np.inf]])
-        outside = _normal_masses(edges)           # not in the batch; also all of Q
-        inside = _normal_masses(edges - 1/sigma)  # in the batch
-        level = np.nan_to_num(outside[1:-1]*ratio[:-1], posinf=0)
-        right = q*(inside[1:-1] - level)/-math.expm1(-h)
-    p = (1 - q)*outside + q*inside
-    cells = p[1:-1]
-    right = np.clip(right, 0, cells)
-    masses = np.append(cells - right, 0) + np.append(0, right)
-    masses[0] += p[0]  # what lies below the grid moves up
-    return LossGrid(first, masses, p[-1], outside[0] + outside[-1])
+    masses, (low, top) = _points(loss, q, sigma, h)
+    below, above = special.ndtr(low), special.ndtr(-top)
+    masses[0] += (1 - q)*below + q*special.ndtr(low - 1/sigma)  # below the grid: moves up
+    p_lost = (1 - q)*above + q*special.ndtr(1/sigma - top)
+    return LossGrid(first, masses, p_lost, below + above)
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #2d8ba32b
 TILTS = np.geomspace(1e-5, 1e8, 220)  # candidates: Renyi orders less 1
@@ -377,6 +389,15 @@ def _power_of_two(x):
     return 2.**math.floor(math.log2(x))
 
 
+def _widening_by_jumps(total, tilt, h):
+    "Compute the variance that cells add where losses beyond eight cells are put on a grid."
+    added = 0.
+    for n, loss, p in total.tilted(tilt):
+        left = loss % h
+        added += n*((p*(np.abs(loss) > 8*h))@(left*(h - left)))
+    return added
+
+
 def _widening(total, tilt, h):
     "Compute the variance that cells of width `h` add to the tilted loss."
     added = h**2/4  # by the cell in which the curve is read
@@ -434,6 +455,11 @@ class ComposedLoss:
         "Give the eps that the moments alone would prove: where the search starts."
         log_delta = math.log(delta) + np.log1p(TILTS)
         return (self.at_tilts/TILTS - np.log1p(1/TILTS) - log_delta/TILTS).min()
+
+    def renyi_delta(self, eps):
+        "Give the delta that the moments alone would prove."
+        log_delta = self.at_tilts - TILTS*eps - np.log1p(TILTS) - TILTS*np.log1p(1/TILTS)
+        return math.exp(max(min(log_delta.min(), 0.), math.log(_TINIEST)))
 
     def best_tilt(self, eps):
         "Choose the tilt whose moment proves the smallest delta at `eps`."
@@ -506,10 +532,203 @@ class ComposedLoss:
             lost += 1e-9*math.exp(min(log_total - tilt*top, 0))
         return loss, np.exp(np.minimum(log_p, 0)), lost
 
+    def asks_too_much(self, eps, tol, slope):
+        "Say whether a grid for this tolerance has too many points."
+        tilt = self.best_tilt(eps)
+        low, top = self.window(tilt, eps)
+        widest = max(top - low, *(np.ptp(loss) for _, loss, _ in self.nodes))
+        if self.steps < 1000:  # few cells add up
+            return False
+        return widest > 2**_FEW*_spacing(self, tilt, top - low, tol, slope)
+
+    def contour(self, eps, slope):  # `ContourIntegral` for the neighbourhood of eps, or None
+        "Choose the line, the added bell and the grid of the jumps, 1e-5 of eps for each."
+        tilt = self.best_tilt(eps)
+        low, top = self.window(tilt, eps)
+        rate = max(slope, tilt) + 1
+        widest = max(top - low + 40/tilt, *(np.ptp(loss) for _, loss, _ in self.nodes))
+        for tol in (2e-5*eps, 8e-5*eps, 3e-4*eps):
+            s = math.sqrt(tol/rate)
+            h = s/2.2
+            while _widening_by_jumps(self, tilt, h)*rate > tol and widest < 2**21*h:
+                h /= 2
+            if widest < 2**20*h:
+                break
+        with np.errstate(over="ignore", invalid="ignore"):
+            line = ContourIntegral(self, tilt, eps, top - low, max(h, widest/2**20), s)
+        return line if math.isfinite(line.log_scale) and np.isfinite(line.f).all() else None
+
+# %% ../../nbs/workshop/privacy/pld.ipynb #25ea8073
+_HEIGHTS, _WEIGHTS = np.polynomial.legendre.leggauss(128)
+_BULK = 8  # cells: beyond it a loss is a jump
+
+
+def _bulk(
+    low:float,   # outputs, in units of sigma
+    high:float,
+    q:float,
+    sigma:float,
+    sign:int,    # as for `ComposedLoss`
+):               # (nodes,) losses, (nodes,) probabilities
+    "Spread Gauss-Legendre nodes over the outputs, half of them where the loss rises fastest."
+    middle = max((low + high)/2, high - 4*sigma)
+    ends = np.array([[low, middle], [middle, high]])
+    half = np.diff(ends)/2
+    x = (ends.mean(1, keepdims=True) + half*_HEIGHTS).ravel()
+    loss = privacy_loss(x*sigma, q, sigma)
+    bell = np.exp(-x*x/2 + (loss if sign > 0 else 0))/math.sqrt(2*math.pi)
+    return sign*loss, bell*(half*_WEIGHTS).ravel()
+
+
+def _bulk_and_jumps(
+    q:float,
+    sigma:float,
+    h:float,
+    z:float,   # outputs further out than `z` standard deviations are lost
+    sign:int,
+):             # losses and probabilities of the bulk; [(indices, log masses), ...] of the jumps
+    "Take one step apart: small losses as nodes, large ones on a grid."
+    def output(loss):
+        with np.errstate(all="ignore"):
+            return _output_at(loss, np.expm1(loss)/q + 1, q, sigma)
+
+    lowest, highest = privacy_loss(np.array([-z*sigma, 1 + z*sigma]), q, sigma)/h
+    left, right = output(np.array([-_BULK*h, _BULK*h]))
+    low = max(-z, left) if lowest < -_BULK else -z
+    high = min(1/sigma + z, right) if highest > _BULK else 1/sigma + z
+    jumps = []
+    for first, last in ((math.floor(lowest), -_BULK), (_BULK, math.ceil(highest))):
+        if first < last:
+            index = np.arange(first, last + 1)
+            with np.errstate(divide="ignore"):
+                log_p = np.log(_points(index*h, q, sigma, h)[0])
+            jumps.append((sign*index, log_p if sign > 0 else log_p - index*h))
+    return *_bulk(low, high, q, sigma, sign), jumps
+
+# %% ../../nbs/workshop/privacy/pld.ipynb #5f7c19f9
+def _log1p(f):
+    "Take log(1 + f) of complex numbers, with all digits where f is small."
+    grown = f.real*(2 + f.real) + f.imag**2  # |1 + f|^2 - 1
+    size = np.where(grown > -.5, np.log1p(np.maximum(grown, -.5))/2,
+                    np.log(np.maximum(np.abs(1 + f), 1e-300)))
+    return size + 1j*np.angle(1 + f)
+
+
+class _StepMoment:
+    "E e^(z loss) - 1 of one kind of step, along a line of complex z."
+    def __init__(self, q, sigma, h, z, sign, tilt, size):
+        self.tilt = tilt
+        self.loss, self.p, jumps = _bulk_and_jumps(q, sigma, h, z, sign)
+        circle, total = np.zeros(size), 0.
+        for index, log_p in jumps:
+            np.add.at(circle, index % size, np.exp(log_p + tilt*h*index))
+            total += np.exp(log_p).sum()
+        self.jumps = fft.rfft(circle) - total if jumps else np.zeros(size//2 + 1)
+        self.scale = total + circle.sum()
+
+    def at(self, z, part):  # z on the line, and which of its points these are
+        "Give the moments, less 1."
+        return np.expm1(np.multiply.outer(z, self.loss))@self.p + self.jumps[part]
+
+    def rounding(self, z):
+        "Bound the rounding error of the moments up to `z`."
+        moved = np.exp(self.tilt*self.loss)
+        turned = np.abs(z*self.loss)*np.maximum(moved, 1)
+        return 4e-16*(self.p@np.minimum(turned, 1 + moved) + 20*self.scale)
+
+# %% ../../nbs/workshop/privacy/pld.ipynb #e661a664
+_TOGETHER = 256    # points of the line that are computed at once
+_LONGEST = 2**13   # a longer line takes longer than the grid: no number comes of it
+
+
+class ContourIntegral:
+    "delta of a whole ledger, never below the truth, from moments along a line of complex numbers."
+    # Alghamdi et al. 2023 (The saddle-point method in differential privacy)
+    def __init__(
+        self,
+        total,        # `ComposedLoss`
+        tilt:float,   # where the line crosses the real axis
+        eps:float,    # around which delta will be asked for
+        width:float,  # nats that the loss needs, after tilting
+        h:float,      # distance between the grid points of jumps
+        s:float,      # standard deviation of the bell that is added to the loss
+    ):
+        size = fft.next_fast_len(int((width + 40/tilt + 16*s)/h) + 16, real=True)
+        self.tilt, self.du = tilt, 2*math.pi/(size*h)
+        self.lost = 2*total.steps*special.ndtr(-total.z)
+        kinds = [(n, _StepMoment(q, sigma, h, total.z, total.sign, tilt, size))
+                 for q, sigma, n in total.ledger]
+        self.log_scale = sum(n*_log1p(kind.at(np.array([tilt]), slice(1)))[0].real
+                             for n, kind in kinds)
+        parts, errors, start, log_f = [], [], 0, np.zeros(1)
+        while start <= size//2 and log_f.real.max() > -45:
+            if start > _LONGEST:
+                self.log_scale = math.nan
+                break
+            part = slice(start, min(start + _TOGETHER, size//2 + 1))
+            u = self.du*np.arange(part.start, part.stop)
+            z = tilt - 1j*u
+            log_m = sum(n*_log1p(kind.at(z, part)) for n, kind in kinds)
+            off = sum(n*kind.rounding(z[-1]) for n, kind in kinds)
+            log_f = log_m - self.log_scale + (z + z*z)*s*s/2
+            parts.append(np.exp(log_f)/(z*(z + 1)))
+            errors.append(np.abs(parts[-1])*(1e-15 + off + 3e-16*(np.abs(log_m) + u*eps)))
+            start = part.stop
+        self.f = np.concatenate(parts)
+        self.f[0] /= 2
+        self.u = self.du*np.arange(len(self.f))
+        self.error = np.concatenate(errors).sum()
+        if start > size//2:  # the bell cuts the line off, and bounds what is cut
+            cut = (tilt + tilt**2)*s*s/2 - (math.pi*s/h)**2/2
+            self.error += math.exp(min(cut, 700))*h/math.pi/self.du
+
+    def delta(self, eps):
+        "Give delta at `eps`."
+        integral = (self.f*np.exp(1j*self.u*eps)).real.sum() + self.error
+        log_back = min(self.log_scale - self.tilt*eps, 700.)
+        return max(integral, 0)*self.du/math.pi*math.exp(log_back) + self.lost
+
+    def epsilon(self, delta, close):
+        "Give the eps at which delta is reached, looking around `close`."
+        low, high = 0., close
+        while self.delta(high) > delta:
+            low, high = high, 1.1*high
+            if high > 2*close:
+                return math.inf
+        while high - low > 1e-9*high:
+            middle = (low + high)/2
+            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+        return high
+
 # %% ../../nbs/workshop/privacy/pld.ipynb #628b8f47
 def _fine_enough(slope, assumed, h, last_h):
     "Say whether the grid suited the slope that was found on it, or cannot be made finer."
     return slope < max(2*assumed, 1) or h == last_h
+
+
+_GRID_TRUSTED = 1e-15  # a smaller delta lies where rounding decides about the grid's last digits
+
+
+def _needs_a_contour(total, delta, eps, tolerance, slope):
+    "Say whether the grid is too coarse, or delta too small for it."
+    return eps > 0 and (delta < _GRID_TRUSTED
+                        or total.asks_too_much(eps, tolerance*eps + 1e-7, slope))
+
+
+def _contour_epsilon(total, delta, eps, slope):  # inf where no line is good enough
+    "Improve a coarse eps by some lines, each through the tilt that the last one asks for."
+    for _ in range(8):
+        line = total.contour(eps, slope)
+        if line is None:
+            return math.inf
+        before, assumed = eps, max(slope, line.tilt)
+        eps = line.epsilon(delta, eps)
+        if not 0 < eps < math.inf:
+            return eps
+        slope = math.log(line.delta(eps*(1 - 1e-6))/line.delta(eps))/(1e-6*eps)
+        if abs(eps - before) < .02*eps and slope < 2*assumed + 1:
+            break
+    return eps
 
 
 def _search_epsilon(
@@ -520,8 +739,15 @@ def _search_epsilon(
 ):                # eps, at least `least`
     "Find the eps of one direction by looking at the curve near the last estimate."
     total = ComposedLoss(ledger, sign, delta)
-    eps, slope, h = total.renyi_epsilon(delta), 0, 0
+    by_moments = total.renyi_epsilon(delta)
+    eps, slope, h, tried = by_moments, 0, 0, False
     for tolerance in (1e-2, 1e-4):  # of eps: coarse, then fine
+        if not tried and _needs_a_contour(total, delta, min(eps, by_moments), tolerance, slope):
+            tried = True
+            by_contour = _contour_epsilon(total, delta, min(eps, by_moments), slope)
+            if by_contour < math.inf:
+                eps = by_contour
+                break
         for _ in range(8):
             if eps <= least:
                 return least
@@ -544,6 +770,20 @@ def _search_epsilon(
 _TINIEST = 1e-250  # no delta below this is told apart from it
 
 
+def _contour_delta(ledger, sign, eps, least, slope):  # inf where no line is good enough
+    "Find the delta of one direction; what tails may lose depends on it, so guess until it is met."
+    guess = ComposedLoss(ledger, sign, 1e-30).renyi_delta(eps)
+    for _ in range(8):
+        line = ComposedLoss(ledger, sign, guess).contour(eps, slope)
+        if line is None:
+            return math.inf
+        delta = line.delta(eps)
+        if delta <= least or delta > 1e-3*guess:
+            break
+        guess = max(delta, _TINIEST)
+    return delta
+
+
 def _search_delta(ledger, sign, eps, least):  # as `_search_epsilon`; delta, at least `least`
     "Find the delta of one direction; `least` is the delta of the other one."
     delta, slope, h = least or 1e-10, 0, 0
@@ -561,7 +801,10 @@ def _search_delta(ledger, sign, eps, least):  # as `_search_epsilon`; delta, at 
             break
         if before < 1e3*delta and _fine_enough(slope, assumed, h, last_h):
             break
-    return max(delta, least, _TINIEST)
+    if delta > max(least, _TINIEST) and _needs_a_contour(total, delta, eps, 1e-4, slope):
+        by_contour = _contour_delta(ledger, sign, eps, least, slope)
+        delta = by_contour if delta < _GRID_TRUSTED else min(delta, by_contour)
+    return max(min(delta, 1.), least, _TINIEST)
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #57937ce9
 _SILENT = 1e-6  # a noise multiplier below it counts as no noise

@@ -520,6 +520,48 @@ def test_pld_is_tight_against_a_contour_integral(q, sigma, steps, delta):
     assert truth*(1 - 1e-9) <= spent(q, sigma, steps, delta) <= truth*(1 + 2e-4) + 1e-6
 
 
+def test_many_rare_steps_are_tight():
+    "Once .405: no grid has room for nine million steps at this rate. Fifty digits say .363341."
+    eps = spent(9.31e-6, .689, 9_180_000, 1.8e-8)
+    assert .363341 <= eps <= .363341*1.001
+
+
+def by_fifty_digits(q, sigma, steps, delta, tilt, most, low, high):
+    "eps in the direction of removal: a contour integral that shares no line with the accountant."
+    with mpmath.workdps(50):
+        q, s, t = mpmath.mpf(q), mpmath.mpf(sigma), mpmath.mpf(tilt)
+        du = 2*mpmath.pi/20
+        dx = min(sigma/5, .3*sigma**2, 1.6*sigma**2/most)
+        reach = sigma*math.sqrt(2*math.log(10)*42)
+        x = [-reach + mpmath.mpf(dx)*i for i in range(int((2*reach + tilt + 1)/dx) + 2)]
+        loss = [mpmath.log1p(q*mpmath.expm1((v - .5)/s**2)) for v in x]
+        weight = [dx/(s*mpmath.sqrt(2*mpmath.pi))*mpmath.exp(u*(t + 1) - v*v/(2*s*s))
+                  for u, v in zip(loss, x)]
+        turn = [mpmath.expjpi(-du*u/mpmath.pi) for u in loss]
+        k, total = [steps*mpmath.log(mpmath.fsum(weight))], mpmath.fsum(weight)
+        while len(k)*du < most and mpmath.re(k[-1] - k[0]) > -75:
+            weight = [a*b for a, b in zip(weight, turn)]
+            k.append(steps*mpmath.log(mpmath.fsum(weight)/total) + k[0])
+
+        def above(eps):
+            f = [mpmath.re(mpmath.exp(v - z*eps)/(z*(z + 1)))
+                 for v, z in ((v, mpmath.mpc(t, -i*du)) for i, v in enumerate(k))]
+            return (mpmath.fsum(f) - f[0]/2)*du/mpmath.pi > delta
+        for _ in range(30):
+            middle = (low + high)/2
+            low, high = (middle, high) if above(middle) else (low, middle)
+        return high
+
+
+@pytest.mark.slow
+@by_values("q, sigma, steps, delta, tilt, most, low, high", [
+    (.04, 1.6138, 625, 1e-5, 5, 40, 2.9, 3.1),
+    (9.31e-6, .689, 9_180_000, 1.8e-8, 3, 150, .35, .38)])
+def test_tight_against_fifty_digits(q, sigma, steps, delta, tilt, most, low, high):
+    truth = by_fifty_digits(q, sigma, steps, delta, tilt, most, low, high)
+    assert truth*(1 - 1e-8) <= spent(q, sigma, steps, delta) <= truth*1.001
+
+
 def a_run(rng):
     "q, sigma, steps, delta of a run that one would plan, eps between .05 and 20 by RDP."
     while True:
