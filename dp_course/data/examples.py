@@ -414,7 +414,7 @@ class Examples:
 
     def replace(
         self,
-        **changes,  # by the names of the attributes: train_x, train_y, test_x, test_y, name, std ...
+        **changes,  # by the names of the attributes: train_x, test_y, name, std ...
     ):              # new `Examples`
         "Copy with changes; rows that don't change are shared."
         kept = {key: value for key, value in vars(self).items() if key not in ("_seen", "_owned")}
@@ -444,10 +444,14 @@ class Examples:
             raise ValueError(f"{n_val=} leaves nothing on one side: pass 1 to {n-1}")
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
         val, rest = (self.rows_of(part)[0].sort().values for part in (order[:n_val], order[n_val:]))
-        return self.replace(train_x=_choose(self.train_x, rest), train_y=_choose(self.train_y, rest),
-                            test_x=_choose(self.train_x, val), test_y=_choose(self.train_y, val),
-                            groups=None if self.groups is None else self.groups[rest],
-                            name=f"{self.name} (validation split)")
+        return self.replace(
+            train_x=_choose(self.train_x, rest),
+            train_y=_choose(self.train_y, rest),
+            test_x=_choose(self.train_x, val),
+            test_y=_choose(self.train_y, val),
+            groups=None if self.groups is None else self.groups[rest],
+            name=f"{self.name} (validation split)",
+        )
 
 # %% ../../nbs/workshop/data/examples.ipynb #2d3770ae
 def as_examples(
