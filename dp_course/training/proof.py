@@ -139,7 +139,7 @@ def _measure(case, rows, b):
 
 
 def _refuse_drift(model, called):
-    "Refuse computed weights that change from call to call: engines compute them more or less often."
+    "Refuse computed weights that drift: not every engine computes them equally often."
     before = dict(model.named_buffers())
     for name, v in called.named_buffers():
         if "parametrizations." in name and not torch.equal(v, before[name]):
