@@ -193,12 +193,21 @@ def phantom_batch(t, n=PHANTOM_BATCH):
     return normalized(x), y
 
 
+def start():
+    "The weights that learnt from phantoms; a machine that has none trains them first."
+    path = weights_file()
+    if not path.exists() or load_checked(path, "segmentation pretraining")["t"] < PHANTOM_STEPS:
+        pretrain(cell_of("pretrain", "phantoms"))
+    return load_checked(path, "segmentation pretraining")["model"]
+
+
 def network(cell):
     "A U-Net, from phantoms or from nothing, of which only some parts learn."
+    weights = None if cell["part"] == "scratch" else start()
     torch.manual_seed(cell["seed"])
     model = UNet(SIZES["base"])
-    if cell["part"] != "scratch":
-        model.load_state_dict(load_checked(weights_file(), "segmentation pretraining")["model"])
+    if weights:
+        model.load_state_dict(weights)
     return learn_only(model, *PARTS_OF.get(cell["part"], ()))
 
 
