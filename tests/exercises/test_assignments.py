@@ -238,7 +238,8 @@ def test_a_forged_accuracy_is_refused_with_the_numbers(changed):
         if line["kind"] == "end":
             line["test_accuracy"] = .99
     reseal(changed, change)
-    assert "the record says 99.00%, the run repeated from its seed recognizes 9" in refusals(changed)
+    said = refusals(changed)
+    assert "the record says 99.00%, the run repeated from its seed recognizes 9" in said
 
 
 def test_a_forged_noise_is_refused_with_the_numbers(changed):
