@@ -19,6 +19,7 @@ html_math_renderer = "mathml"  # the browser's own: no script, and no network to
 nb_execution_mode = "off"  # the saved outputs are shown
 nb_ipywidgets_js = {}
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # CommonMark knows no tables: a cell's table would be pipes
 myst_enable_extensions = ["dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import nbformat
 import notebooks
+import student
 
 from dp_course import _document
 
@@ -61,17 +62,31 @@ def with_prose(cells):
     return pairs[::-1]
 
 
+def folded(cell, tag, prompt=None):
+    "Let the site show a part of a cell only when it is asked for."
+    cell.metadata["tags"] = [*cell.metadata.get("tags", ()), tag]
+    if prompt:
+        said = {"code_prompt_show": f"Show {prompt}", "code_prompt_hide": f"Hide {prompt}"}
+        cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | said
+
+
 def prepared(notebook):
-    "A notebook as the site shows it: solutions folded, without the line that names the module."
+    "A notebook as the site shows it: solutions and drawing code folded, nbdev's lines taken out."
     notebook.metadata.pop("widgets", None)  # sliders are dead without a kernel
+    names = student.names_used(notebook.cells)
     kept = []
     for cell, after in with_prose(notebook.cells):
         if has_figure(cell):
             cell.metadata["mystnb"] = {"image": {"alt": caption(after)}}
-        if cell.source.startswith("#| default_exp"):
-            continue
+        if cell.cell_type == "code":
+            cell.source = re.sub(r"(?m)^#\|.*\n?", "",
+                                 student.without_machinery(cell.source, names)).strip("\n")
+            if not cell.source:
+                continue
         if has_tag(cell, "solution"):
-            cell.metadata.tags.append("hide-cell")
+            folded(cell, "hide-cell")
+        elif student.is_diagram(cell):
+            folded(cell, "hide-input", "how it is drawn")
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("index.ipynb)", "index.md)")
         kept.append(cell)
