@@ -28,6 +28,13 @@ NEEDED = "Sphinx is not installed: make docs installs and runs it"
 PICTURE = """<div class="ladder"><a href="_static/ladder.png"><picture>
 <source media="(max-width: 46em)" srcset="_static/ladder-phone.png">
 <img src="_static/ladder.png" width="900" alt="{alt}"></picture></a></div>"""
+WAYS = """{.button}
+[Read lesson 00](00_start.ipynb)
+
+{.ways}
+- **Learn.** Eighteen lessons, each with exercises that answer: [00](00_start.ipynb) to [17](17_segmentation.ipynb). `make lab` opens your own copy, to run and to change.
+- **Use.** Train your own model: [I want ...](i_want.md), [From Opacus](from_opacus.md), [all commands](commands.md), and what every function takes: [modules](api/index.md).
+- **Teach.** Assignments with hidden checks, plans for six weeks or two days: [teaching](teaching.md)."""  # noqa: E501
 TITLE = "What private training reaches on CIFAR-10"
 
 
@@ -155,12 +162,22 @@ def kept_links(text, folder):
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)\)", kept, text)
 
 
+def section(text, title):
+    "What a page says under a heading."
+    return re.search(rf"(?ms)^## {title}\n+(.*?)(?=^## |\Z)", text)[1].strip()
+
+
 def landing():
-    "README with a ladder that knows phones, and links as they are in the site."
+    "The start page: what the course is, a button, three ways in, and what it reaches."
     text = (ROOT/"README.md").read_text(encoding="utf-8")
-    text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](")
-    said = re.search(r"!\[(.+?)\]\(docs/ladder\.png\)", text)
-    return text.replace(said[0], PICTURE.format(alt=said[1]))
+    text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](").replace("](docs/", "](")
+    said = re.search(r"!\[(.+?)\]\(ladder\.png\)", text)
+    text = text.replace(said[0], PICTURE.format(alt=said[1]))
+    opening = text.split("\n## ")[0]
+    return "\n\n".join([opening, WAYS, "## What it reaches", section(text, "What it reaches"),
+                        "## The map", section(text, "The map"),
+                        "## The limits of the guarantee",
+                        section(text, "The limits of the guarantee"), section(text, "More")])
 
 
 def contents(caption, paths, depth=1):
@@ -313,14 +330,19 @@ def prepare(source):
         rows.append((f"{name}.md", name, said))
     write(source/"api/index.md", listing(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
-    (source/"ladder.png").unlink()  # of README
+    (source/"ladder.png").unlink()  # README's: the site has one that knows phones
     draw_ladder(source/"static/ladder.png")
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
-    teach = teach.replace("](../README.md#", "](../index.md#")
+    teach = teach.replace("](../docs/", "](../")
     write(source/"assignments/README.md", kept_links(teach, source/"assignments"))
+    for page in source.glob("*.md"):
+        text = re.sub(r"\]\(\.\./(nbs/)?", "](", page.read_text(encoding="utf-8"))
+        write(page, kept_links(text, source))
     write(source/"index.md", "\n\n".join([
-        kept_links(landing(), source), contents("Lessons", lessons),
-        contents("Behind them", ["workshop/index", "api/index", "assignments/README"])]))
+        kept_links(landing(), source), contents("Learn", lessons),
+        contents("Use", ["i_want", "from_opacus", "commands", "results", "speed", "api/index"]),
+        contents("Teach", ["teaching", "assignments/README"]),
+        contents("Behind it", ["house", "workshop/index"])]))
 
 
 def fresh(folder):
