@@ -577,6 +577,8 @@ def _moments_near(
     c:float,
 ):         # (points,)
     "Compute E e^(z loss) - 1 by the polynomial through Chebyshev's nodes."
+    from scipy import fft
+
     nodes = int(1.1*c) + 48
     x = np.cos(np.pi*(np.arange(nodes) + .5)/nodes)
     f = np.expm1(np.multiply.outer(z[0] + (x + 1)/2*(z[-1] - z[0]), loss))@p
@@ -598,6 +600,8 @@ class ContourIntegral:
         reach:int,    # large: so many cells from 0
         fine:int,     # number of points near 0
     ):
+        from scipy import fft
+
         size = fft.next_fast_len(int((width + 40/tilt + 16*s)/h) + 16, real=True)
         self.tilt, self.du = tilt, 2*math.pi/(size*h)
         self.u = self.du*np.arange(size//2 + 1)
@@ -626,6 +630,8 @@ class ContourIntegral:
 
     def _moments(self, step, z, size, h, reach):
         "Compute E e^(z loss) - 1 of one step."
+        from scipy import fft
+
         near, *far = step.parts
         f = _moments_near(z, *near[:2], math.pi/2*reach)
         for loss, p, _ in far:
