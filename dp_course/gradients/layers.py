@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.linalg import vector_norm
 
-from ..basics import patch_to
-
 # %% ../../nbs/workshop/gradients/layers.ipynb #58cdaf18
 def at_least_float32(dtype):
     "Gradients of half precision are widened before anything is taken of them."

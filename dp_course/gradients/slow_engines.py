@@ -11,8 +11,7 @@ from functools import partial
 import torch
 from torch.func import grad_and_value, vmap
 
-from ..data import (
-    Views, arguments, call_model, count, flatten_views, losses_of, tree_map)
+from ..data import Views, arguments, count, losses_of, tree_map
 from .dpsgd import trainable
 from .layers import GhostNorm, KeptGradients, no_longer
 from .tape import (

@@ -9,8 +9,16 @@ import torch
 from torch import nn
 
 from dp_course.gradients import (
-    FlatClip, bookkeeping_grad_sum, fast_grad_sum, ghost_grad_sum, hook_grad_sum, linear_grad_sum,
-    linear_head, loop_grad_sum, vmap_grad_sum)
+    FlatClip,
+    bookkeeping_grad_sum,
+    fast_grad_sum,
+    ghost_grad_sum,
+    hook_grad_sum,
+    linear_grad_sum,
+    linear_head,
+    loop_grad_sum,
+    vmap_grad_sum,
+)
 from dp_course.models import WSConv2d
 
 C = 1.
