@@ -182,7 +182,7 @@ class LinearWeight:
         self,
         factors,       # (b)
         bad,           # (b) True for an example that must count nothing; None: there is none
-        squared=None,  # (b) squared norms that the factors were made from; None: any length is right
+        squared=None,  # (b) squared norms that made the factors; None: any length is right
     ):                 # (o,i) float64
         "Add up the gradients, each times its factor: one matrix product, or a few at a time."
         if self.x.shape[1] > 1:
@@ -439,7 +439,8 @@ class ConvWeight:
         if self._small_and_deep():
             return _gradients_by_pixels(self.conv, self.x, self.g, self.padding)
         if self.b == 1:
-            return _weight_gradient(self.conv, self.x, self.g, self.padding, self.conv.groups)[None]
+            whole = _weight_gradient(self.conv, self.x, self.g, self.padding, self.conv.groups)
+            return whole[None]
         if _empty_lanes(self.conv, len(self.x), self.b) or self._few_positions():
             return self.naive()
         return _gradients_by_folding(self.conv, self.x, self.g, self.b, self.padding)
