@@ -459,7 +459,7 @@ class ConvWeight:
         return _gradients_by_patches(self.conv, x.double(), g.double(), len(x), self.padding)
 
     def _few_positions(self):
-        "On a CPU patches are cheap then, and the fold of a wide layer is not; float64 is for tests."
+        "On a CPU patches are cheap then, and the fold of a wide layer is not."
         t = self.g.shape[2:].numel()
         few = not self.x.is_cuda and len(self.x) == self.b and self.x.dtype.itemsize < 8
         return few and self.conv.weight.numel() > 256*t
