@@ -180,7 +180,7 @@ LEAKS = [  # answers that break privacy, though most properties hold
     ("check_safe_epsilon", "far more than needed", False),
     ("check_sampled_delta", "not 1 + z", True),
     ("check_group_delta", "k times the last term", False),
-    ("check_conv_ghost", "are not orthogonal", True),
+    ("check_conv_ghost", "positions are not orthogonal", True),
     ("check_private_mean", "not a number", True)]
 
 
