@@ -8,13 +8,11 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import math
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -27,7 +25,7 @@ NEEDED = "Sphinx is not installed: make docs installs and runs it"
 PICTURE = """<div class="ladder"><a href="_static/ladder.png"><picture>
 <source media="(max-width: 46em)" srcset="_static/ladder-phone.png">
 <img src="_static/ladder.png" width="900" alt="{alt}"></picture></a></div>"""
-TITLE = "What private training reaches on CIFAR-10"
+TITLE = "CIFAR-10: what privacy at eps = 3 leaves"
 
 
 def installed():
@@ -97,39 +95,20 @@ def copy_notebooks(source, nbs=ROOT/"nbs"):
 # --- the landing page
 
 
-def plain(row):
-    "A rung without the budget in its name: that stands behind it."
-    return replace(row, name=row.name.split("-eps")[0])
-
-
-def short(row, rows):
-    "A rung's name for a narrow screen; its network where two have the same name."
-    twice = sum((other.name, other.eps) == (row.name, row.eps) for other in rows) > 1
-    name = f"{row.name}, {row.model}" if twice else row.name
-    budget = "" if math.isinf(row.eps) else f", eps\N{NO-BREAK SPACE}{row.eps:g}"
-    return textwrap.fill(f"{name}{budget}", 30)
-
-
 def draw_ladder(file):
-    "Draw our records between the report and the literature: wide, and for a phone."
+    "Draw ten bars from our records, the report and the literature: wide, and for a phone."
     import matplotlib
     matplotlib.use("Agg")
-    from matplotlib.patches import Patch
 
-    from dp_course.cli import OPEN, SOURCES, plot_ladder
-    from dp_course.cli.results import ladder, results
-    run = [row for row in results() if "runs" in row and not row.get("changed")]
-    rows = [plain(row) for row in [*OPEN, *ladder(run)] if row.source != "ours" or row.eps == 3]
-    axes = plot_ladder(rows, TITLE)
+    from dp_course.cli import plot_ladder, short_ladder, summaries
+    rows = short_ladder(summaries())
+    axes = plot_ladder(rows, TITLE, lambda row: row.name)
     axes.figure.savefig(file, dpi=200, bbox_inches="tight")
-    axes.set_yticks(range(len(rows)), [short(row, rows) for row in rows],
-                    fontsize=7)
+    names = [textwrap.fill(row.name, 24) for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set_title(textwrap.fill(TITLE, 30), loc="left", x=-.6, fontsize=11)
     axes.set_xlabel("test accuracy (%)")
-    axes.figure.set_size_inches(4.4, 1.6 + .3*len(rows))
-    used = dict.fromkeys(row.source for row in rows)
-    axes.legend([Patch(color=SOURCES[name]) for name in used], used, ncol=2, fontsize=8,
-                frameon=False, loc="upper right", bbox_to_anchor=(1., -.1))
+    axes.figure.set_size_inches(4.4, 1.2 + .34*len(rows))
     axes.figure.savefig(file.with_stem("ladder-phone"), dpi=200, bbox_inches="tight")
 
 
