@@ -591,6 +591,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                      'dp_course.cli.setup._rebuilt': ('workshop/cli/setup.html#_rebuilt', 'dp_course/cli/setup.py'),
                                      'dp_course.cli.setup._repeat_alike': ( 'workshop/cli/setup.html#_repeat_alike',
                                                                             'dp_course/cli/setup.py'),
+                                     'dp_course.cli.setup._tensor_cores': ( 'workshop/cli/setup.html#_tensor_cores',
+                                                                            'dp_course/cli/setup.py'),
                                      'dp_course.cli.setup._unlike': ('workshop/cli/setup.html#_unlike', 'dp_course/cli/setup.py'),
                                      'dp_course.cli.setup.load_data': ('workshop/cli/setup.html#load_data', 'dp_course/cli/setup.py'),
                                      'dp_course.cli.setup.make_engine': ('workshop/cli/setup.html#make_engine', 'dp_course/cli/setup.py'),

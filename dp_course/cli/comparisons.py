@@ -249,7 +249,7 @@ def results_table(
         "accuracy (%)": _reached(found),
         "minutes": _minutes(found.seconds),
         "hardware": "; ".join(found.hardware),
-        "tuning runs": found.tuning_runs if found.runs else "",
+        "tuning runs": (found.tuning_runs or "unknown") if found.runs else "",  # inherited
     } for found in summaries)
 
 

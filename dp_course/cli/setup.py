@@ -135,6 +135,14 @@ def make_trainer(
     return trainer
 
 # %% ../../nbs/workshop/cli/setup.ipynb #1af6dad7
+def _tensor_cores(device):
+    "On CUDA, what float32 convolutions and products are really computed in."
+    if device.type != "cuda":
+        return {}
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    return {"tf32": {"convolutions": convolutions, "products": products}}
+
+
 def set_up(
     job:Job,
     peers=Peers(),  # the processes that share the run
@@ -153,7 +161,8 @@ def set_up(
     record = new_record(job.out, run_name(config), "secret" if job.seed is None else job.seed)
     try:
         start = finite(start_line(config, trainer, job.seed, init_seed))
-        record.write("start", **start, processes=peers.world, data_seconds=seconds)
+        record.write("start", **start, processes=peers.world, data_seconds=seconds,
+                     **_tensor_cores(data.device))
         Checkpoint(record)(trainer)  # the secret outlives a crash in step 1
     except BaseException:
         discard(record)  # nothing was trained
