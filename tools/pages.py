@@ -17,6 +17,7 @@ from pathlib import Path
 
 import nbformat
 import notebooks
+import student
 
 from dp_course import _document
 
@@ -25,6 +26,13 @@ NEEDED = "Sphinx is not installed: make docs installs and runs it"
 PICTURE = """<div class="ladder"><a href="_static/ladder.png"><picture>
 <source media="(max-width: 46em)" srcset="_static/ladder-phone.png">
 <img src="_static/ladder.png" width="900" alt="{alt}"></picture></a></div>"""
+WAYS = """{.button}
+[Read lesson 00](00_start.ipynb)
+
+{.ways}
+- **Learn.** Eighteen lessons, each with exercises that answer: [00](00_start.ipynb) to [17](17_segmentation.ipynb). `make lab` opens your own copy, to run and to change.
+- **Use.** Train your own model: [I want ...](i_want.md), [From Opacus](from_opacus.md), [all commands](commands.md), and what every function takes: [modules](api/index.md).
+- **Teach.** Assignments with hidden checks, plans for six weeks or two days: [teaching](teaching.md)."""  # noqa: E501
 TITLE = "CIFAR-10: what privacy at eps = 3 leaves"
 
 
@@ -59,17 +67,31 @@ def with_prose(cells):
     return pairs[::-1]
 
 
+def folded(cell, tag, prompt=None):
+    "Let the site show a part of a cell only when it is asked for."
+    cell.metadata["tags"] = [*cell.metadata.get("tags", ()), tag]
+    if prompt:
+        said = {"code_prompt_show": f"Show {prompt}", "code_prompt_hide": f"Hide {prompt}"}
+        cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | said
+
+
 def prepared(notebook):
-    "A notebook as the site shows it: solutions folded, without the line that names the module."
+    "A notebook as the site shows it: solutions and drawing code folded, nbdev's lines taken out."
     notebook.metadata.pop("widgets", None)  # sliders are dead without a kernel
+    names = student.names_used(notebook.cells)
     kept = []
     for cell, after in with_prose(notebook.cells):
         if has_figure(cell):
             cell.metadata["mystnb"] = {"image": {"alt": caption(after)}}
-        if cell.source.startswith("#| default_exp"):
-            continue
+        if cell.cell_type == "code":
+            cell.source = re.sub(r"(?m)^#\|.*\n?", "",
+                                 student.without_machinery(cell.source, names)).strip("\n")
+            if not cell.source:
+                continue
         if has_tag(cell, "solution"):
-            cell.metadata.tags.append("hide-cell")
+            folded(cell, "hide-cell")
+        elif student.is_diagram(cell):
+            folded(cell, "hide-input", "how it is drawn")
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("index.ipynb)", "index.md)")
         kept.append(cell)
@@ -119,12 +141,22 @@ def kept_links(text, folder):
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)\)", kept, text)
 
 
+def section(text, title):
+    "What a page says under a heading."
+    return re.search(rf"(?ms)^## {title}\n+(.*?)(?=^## |\Z)", text)[1].strip()
+
+
 def landing():
-    "README with a ladder that knows phones, and links as they are in the site."
+    "The start page: what the course is, a button, three ways in, and what it reaches."
     text = (ROOT/"README.md").read_text(encoding="utf-8")
-    text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](")
-    said = re.search(r"!\[(.+?)\]\(docs/ladder\.png\)", text)
-    return text.replace(said[0], PICTURE.format(alt=said[1]))
+    text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](").replace("](docs/", "](")
+    said = re.search(r"!\[(.+?)\]\(ladder\.png\)", text)
+    text = text.replace(said[0], PICTURE.format(alt=said[1]))
+    opening = text.split("\n## ")[0]
+    return "\n\n".join([opening, WAYS, "## What it reaches", section(text, "What it reaches"),
+                        "## The map", section(text, "The map"),
+                        "## The limits of the guarantee",
+                        section(text, "The limits of the guarantee"), section(text, "More")])
 
 
 def contents(caption, paths, depth=1):
@@ -277,14 +309,19 @@ def prepare(source):
         rows.append((f"{name}.md", name, said))
     write(source/"api/index.md", listing(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
-    (source/"ladder.png").unlink()  # of README
+    (source/"ladder.png").unlink()  # README's: the site has one that knows phones
     draw_ladder(source/"static/ladder.png")
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
-    teach = teach.replace("](../README.md#", "](../index.md#")
+    teach = teach.replace("](../docs/", "](../")
     write(source/"assignments/README.md", kept_links(teach, source/"assignments"))
+    for page in source.glob("*.md"):
+        text = re.sub(r"\]\(\.\./(nbs/)?", "](", page.read_text(encoding="utf-8"))
+        write(page, kept_links(text, source))
     write(source/"index.md", "\n\n".join([
-        kept_links(landing(), source), contents("Lessons", lessons),
-        contents("Behind them", ["workshop/index", "api/index", "assignments/README"])]))
+        kept_links(landing(), source), contents("Learn", lessons),
+        contents("Use", ["i_want", "from_opacus", "commands", "results", "speed", "api/index"]),
+        contents("Teach", ["teaching", "assignments/README"]),
+        contents("Behind it", ["house", "workshop/index"])]))
 
 
 def fresh(folder):

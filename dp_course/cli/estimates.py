@@ -21,7 +21,8 @@ from .config import make_config, marked, overrides_of, planned_steps
 from .presets import PRESETS
 from .releases import IMAGES
 from ..data import Examples, count, leaves, tree_map
-from ..features import ENCODED, PUBLIC, encoded, find_start, untrained_features
+from ..features import (
+    ENCODED, PUBLIC, DeepRecipe, deflated, encoded, find_start, untrained_features)
 from ..gradients import FlatClip
 from ..training import peak_memory_mb, recorded, runs_folders, synchronize
 
@@ -39,6 +40,8 @@ def _one(data_name, features):
     data = Examples(x, y)
     if features in PUBLIC:
         return untrained_features(data, features)
+    if features == "leaves-deflated":
+        return deflated(data, DeepRecipe().sketch(), cache=False)
     if features in ENCODED:
         return encoded(data, "", cache=False)
     return FEATURES[features](data, cache=False) if features else data

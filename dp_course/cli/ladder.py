@@ -149,6 +149,7 @@ _PLAIN = {  # preset -> what a stranger calls it
     "scatter-linear-eps3": "a linear model on wavelets",
     "scatter-cnn-eps3": "a small network on wavelets",
     "leaves-encoder-eps3": "a linear model on features of drawings",
+    "deflated-eps3": "the same, features deflated",
 }
 
 

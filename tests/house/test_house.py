@@ -122,6 +122,18 @@ def test_the_first_page_is_short():
     assert len(prose.split()) <= 900
 
 
+def test_help_says_what_to_use_for_what():
+    "Every row of `help(dp_course)` is shown at work on the page, which `nbdev_test` runs."
+    rows = [row.split("  ", 1) for row in dp_course.__doc__.splitlines() if row.startswith("to ")]
+    shown = "\n".join(notebooks.code_cells(ROOT/"nbs/pages/i_want.ipynb"))
+    assert len(rows) >= 15
+    for want, use in rows:
+        words = re.findall(r"\w+(?==|\()", use)
+        assert words and not [w for w in words if not re.search(rf"\b{w}\b", shown)], want
+    front = (ROOT/"README.md").read_text()
+    assert "docs/i_want.md" in front and "docs/from_opacus.md" in front
+
+
 # --- floors and addresses
 
 
