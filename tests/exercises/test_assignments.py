@@ -478,6 +478,8 @@ def graded(copies, tmp_path_factory):
     folder, out = base/"submissions", base/"grades"
     loop = "def leak(p):\n    while True:\n        pass"
     with_cells(copies, folder, "loops_inside", answer=loop, kind="solution")
+    leave = "def leak(p):\n    import os\n    os._exit(0)"
+    with_cells(copies, folder, "leaves_inside", answer=leave, kind="solution")
     for who, source in ATTACKS.items():
         with_cells(copies, folder, who, first=source, kind="solution")
     places = [str(folder), str(out), str(ROOT/"assignments"), str(ROOT/"dp_course/basics.py")]
@@ -501,15 +503,19 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
     got = totals(rows)
     assert got["good", "a1"] == got["zz_last", "a1"] == got["late", "a1"] == 20
     assert got["blank", "a1"] == got["garbage", "a1"] == 0
-    for who in ("crashes", "leaves"):
-        assert got[who, "a1"] == 0, who
+    for who in ("crashes", "leaves"):  # that cell is lost, the rest is run in a new process
+        assert got[who, "a1"] == 20, who
+    assert got["leaves_inside", "a1"] == 16
     assert {path: path.read_bytes() for path in folder.rglob("*.ipynb")} == before
     notes = {who: note for who, _, _, note in rows}
     for who in ("loops", "sleeps", "fills", "prints"):  # one cell is stopped, the rest is theirs
         assert got[who, "a1"] == 20 or "more time" in notes[who], who
     assert got["loops_inside", "a1"] == 16 or "more time" in notes["loops_inside"]
-    for who in ("crashes", "leaves"):
+    for who in ("crashes", "leaves", "leaves_inside"):
         assert "signal" in notes[who] or "ended itself" in notes[who]
+    assert notes["blank"] == "not attempted: 1, 2, 3, 4, 5"
+    page = (out/"course/feedback/leaves_inside/a1/a1.html").read_text()
+    assert "the process ended itself" in page and "properties" in page
     book = nbformat.read(out/"course/autograded/prints/a1/a1.ipynb", 4)
     assert sum(len(o.get("text", "")) for c in book.cells if "outputs" in c
                for o in c.outputs) < 50_000
@@ -534,8 +540,64 @@ def test_the_tables_say_what_the_gradebook_says(graded):
     with open(out/"grades.csv", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert sum(float(line["points"]) for line in lines if line["student"] == "good") == 20
-    assert "| good | a1 | **20** of 20 |" in (out/"grades.md").read_text()
+    assert "| good | 20 | 20 | 20 |  |" in (out/"grades.md").read_text()
+    assert "blank,0,0,20,a1 not attempted" in (out/"students.csv").read_text()
     assert (out/"course/feedback/good/a1/a1.html").exists()
+
+
+@SLOWLY
+@needs_box
+def test_a_cell_that_ends_the_process_costs_itself_alone(tmp_path):
+    (tmp_path/"s").mkdir()
+    sources = ["x = 1", "import os; os._exit(3)", "y = x + 1", "os.abort()", "y"]
+    sandbox = grade.Sandbox(dict(seconds=200))
+    try:
+        found = sandbox.run(tmp_path/"s", [dict(source=s, grade=False) for s in sources])
+    finally:
+        sandbox.close()
+    kinds = [[output.get("ename") for output in cell["outputs"]] for cell in found["cells"]]
+    assert kinds[0] == kinds[2] == [] and kinds[1] == ["Ended"]
+    assert kinds[3] == ["NameError"]  # `os` went with the cell that imported it
+    assert found["cells"][4]["outputs"][0]["data"]["text/plain"] == "2"
+    assert found["why"] == "in code cell 2 the process ended itself (exit code 3)"
+
+
+def test_a_student_has_one_row_with_what_is_missing(tmp_path):
+    rows = [("ada", "a1", [("a1-1", 4., 4.), ("a1-2", 1.5, 4.)], ""),
+            ("ada", "a2", [("a2-1", 0., 4.)], "not attempted: 1"),
+            ("bob", "a1", [("a1-1", 2., 4.), ("a1-2", 0., 4.)], "")]
+    assert list(grade.by_student(rows)) == [
+        ["student", "a1", "a2", "total", "of", "missing"],
+        ["ada", "5.5", "0", "5.5", "12", "a2 not attempted: 1"],
+        ["bob", "2", "", "2", "12", "a2 not handed in"]]
+    grade.write_tables(rows, tmp_path)
+    assert "| bob | 2 |  | 2 | 12 | a2 not handed in |" in (tmp_path/"grades.md").read_text()
+    assert (tmp_path/"students.csv").read_text().count("\n") == 3
+
+
+def test_an_unanswered_question_is_called_not_attempted():
+    def cell(source, **told):
+        return nbformat.v4.new_code_cell(source, metadata={"nbgrader": told})
+    stub = "def f(x):\n    \"What.\"\n    # YOUR CODE HERE\n    ..."
+    check = cell("f(1)", grade=True, points=4)
+    book = [cell(stub, solution=True), check, cell(stub[:-3] + "return x", solution=True), check]
+    assert grade.not_attempted(book) == {1}
+    failed = dict(outputs=[grade_student._error("TypeError", "None")], value=None)
+    assert grade.graded(check, failed, "", True)[0]["ename"] == "NotAttempted"
+    right = grade.graded(check, dict(outputs=[], value=3.), "", True)
+    assert right[-1]["data"] == {"text/plain": "3.0"}
+
+
+def test_students_do_not_see_the_buttons_of_nbgrader():
+    "Also where it is installed; `make lab TEACH=1` shows them."
+    def said(*args):
+        done = subprocess.run(["make", "-n", "lab", *args], cwd=ROOT, text=True,
+                              capture_output=True)
+        return done.stdout
+    assert "JUPYTER_CONFIG_PATH" in said() and "tools/lab/students" in said()
+    assert "JUPYTER_CONFIG_PATH" not in said("TEACH=1")
+    page = json.loads((ROOT/"tools/lab/students/labconfig/page_config.json").read_text())
+    assert page["disabledExtensions"] == {"@jupyter/nbgrader": True}
 
 
 @needs_nbgrader
