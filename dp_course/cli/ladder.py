@@ -67,8 +67,8 @@ PUBLISHED = _rows("published", """
     Tramèr & Boneh 2021 | ScatterNet + linear | 2.38 | 67.0 | none | printed as eps 3; 2.38 by PLD
     Tramèr & Boneh 2021 | plain CNN           | 2.38 | 59.2 | none | printed as eps 3; 2.38 by PLD
     Papernot et al. 2021 | tempered sigmoid CNN | 7.53 | 66.2 | none | read in Tramèr & Boneh
-    De et al. 2022      | WRN-40-4            | 3    | 70.7 | none | quoted by the report, its target
-    De et al. 2022      | WRN-16-4            | 3    | 69.2 | none | quoted by a reader of the paper
+    De et al. 2022      | WRN-40-4            | 3    | 70.7 | none | quoted: the report's target
+    De et al. 2022      | WRN-16-4            | 3    | 69.2 | none | quoted by a reader of it
     best before De et al. | not named         | 8    | 71.7 | none | read in De et al.'s abstract
     De et al. 2022      | WRN-40-4            | 8    | 81.4 | none | read in its abstract
     Klause et al. 2022  | ScaleNorm ResNet-9  | 8    | 82.5 | none | read in its abstract
