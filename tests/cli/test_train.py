@@ -394,6 +394,7 @@ def test_settings_of_older_records_are_understood():
 # FACTS: Opacus draws at q = 1/98, 1/25, 1/13; the PRV sigmas printed read about 0.010 too much eps
 REPORT = {
     "report-v1": (1/98, 1470, .8801),
+    "report-v1-c1": (1/98, 1470, .8801),
     "report-ws-512": (1/98, 1470, .8801),
     "report-2048": (1/25, 625, 1.6138),
     "report-4096": (1/13, 650, 2.8809),

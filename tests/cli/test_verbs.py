@@ -165,7 +165,7 @@ def test_compare_averages_seeds_and_keeps_overrides_apart(tmp_path, capsys):
     text = said(capsys, "compare", *names, names[0], other["paths"]["record"])
     head, three, one = text.splitlines()
     assert head.split()[:5] == ["run", "data", "other", "images", "eps"]
-    assert three.split()[0] == "digits-eps3" and " 3  95." in three, "a copy counts once"
+    assert three.split()[0] == "digits-eps3" and "(3.30)  3 " in three, "a copy counts once"
     assert one.startswith("digits-eps3-fast, lr 0.1") and "+-" in three and "+-" not in one
 
 
