@@ -1,7 +1,7 @@
 """Build the site: `python tools/pages.py [FOLDER]`, by default in out/site: html/index.html.
 
-Sphinx gets FOLDER/source: the notebooks with their saved outputs, README as landing page with the
-ladder drawn from the records, and a page for every module that says what `help()` says.
+Sphinx gets FOLDER/source: the notebooks with their saved outputs, a start page made of README's
+parts, and a page for every module that says what `help()` says.
 Nothing is executed, nothing is fetched.
 """
 import ast
@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import nbformat
@@ -23,9 +22,6 @@ from dp_course import _document
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = "Sphinx is not installed: make docs installs and runs it"
-PICTURE = """<div class="ladder"><a href="_static/ladder.png"><picture>
-<source media="(max-width: 46em)" srcset="_static/ladder-phone.png">
-<img src="_static/ladder.png" width="900" alt="{alt}"></picture></a></div>"""
 WAYS = """{.button}
 [Read lesson 00](00_start.ipynb)
 
@@ -33,7 +29,6 @@ WAYS = """{.button}
 - **Learn.** Eighteen lessons, each with exercises that answer: [00](00_start.ipynb) to [17](17_segmentation.ipynb). `make lab` opens your own copy, to run and to change.
 - **Use.** Train your own model: [I want ...](i_want.md), [From Opacus](from_opacus.md), [all commands](commands.md), and what every function takes: [modules](api/index.md).
 - **Teach.** Assignments with hidden checks, plans for six weeks or two days: [teaching](teaching.md)."""  # noqa: E501
-TITLE = "CIFAR-10: what privacy at eps = 3 leaves"
 
 
 def installed():
@@ -117,23 +112,6 @@ def copy_notebooks(source, nbs=ROOT/"nbs"):
 # --- the landing page
 
 
-def draw_ladder(file):
-    "Draw ten bars from our records, the report and the literature: wide, and for a phone."
-    import matplotlib
-    matplotlib.use("Agg")
-
-    from dp_course.cli import plot_ladder, short_ladder, summaries
-    rows = short_ladder(summaries())
-    axes = plot_ladder(rows, TITLE, lambda row: row.name)
-    axes.figure.savefig(file, dpi=200, bbox_inches="tight")
-    names = [textwrap.fill(row.name, 24) for row in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set_title(textwrap.fill(TITLE, 30), loc="left", x=-.6, fontsize=11)
-    axes.set_xlabel("test accuracy (%)")
-    axes.figure.set_size_inches(4.4, 1.2 + .34*len(rows))
-    axes.figure.savefig(file.with_stem("ladder-phone"), dpi=200, bbox_inches="tight")
-
-
 def kept_links(text, folder):
     "Text whose links to what is not in the site are words."
     def kept(found):
@@ -150,8 +128,6 @@ def landing():
     "The start page: what the course is, a button, three ways in, and what it reaches."
     text = (ROOT/"README.md").read_text(encoding="utf-8")
     text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](").replace("](docs/", "](")
-    said = re.search(r"!\[(.+?)\]\(ladder\.png\)", text)
-    text = text.replace(said[0], PICTURE.format(alt=said[1]))
     opening = text.split("\n## ")[0]
     return "\n\n".join([opening, WAYS, "## What it reaches", section(text, "What it reaches"),
                         "## The map", section(text, "The map"),
@@ -309,8 +285,6 @@ def prepare(source):
         rows.append((f"{name}.md", name, said))
     write(source/"api/index.md", listing(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
-    (source/"ladder.png").unlink()  # README's: the site has one that knows phones
-    draw_ladder(source/"static/ladder.png")
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
     teach = teach.replace("](../docs/", "](../")
     write(source/"assignments/README.md", kept_links(teach, source/"assignments"))

@@ -19,7 +19,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         CLASSES SHORT image_seconds in_words is_there list_presets missing_start record_words
         rehearse run_images stand_in step_seconds""",
     "ladder": """
-        OPEN PUBLISHED REPORT Row SOURCES full_ladder plot_ladder rung short_ladder source_of""",
+        OPEN PUBLISHED REPORT Row SOURCES full_ladder plot_ladder rung source_of""",
     "main": """
         VERBS answer evaluate make_verb_parser plot predict""",
     "presets": """

@@ -71,7 +71,6 @@ from .ladder import SOURCES as SOURCES
 from .ladder import full_ladder as full_ladder
 from .ladder import plot_ladder as plot_ladder
 from .ladder import rung as rung
-from .ladder import short_ladder as short_ladder
 from .ladder import source_of as source_of
 from .main import VERBS as VERBS
 from .main import answer as answer
