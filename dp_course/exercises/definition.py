@@ -174,7 +174,7 @@ check_group_delta = Exercise(
             lambda eps, delta, k: k*delta,
         "you counted from 1: the first term is delta itself":
             lambda eps, delta, k: _terms(eps, delta, k)*math.exp(eps),
-        "the third person's delta grows by e^(2 eps), the next one's by more: no term is like another":
+        "the third person's delta grows by e^(2 eps): no term is like another":
             lambda eps, delta, k: delta*(1 + (k - 1)*math.exp(eps)),
         "that is the last term only": lambda eps, delta, k: delta*math.exp((k - 1)*eps),
         "k times the last term is safe, and more than needed: the first is delta, add them up":
