@@ -681,7 +681,7 @@ def test_no_script_of_a_students_runs_in_a_feedback_page(copies, tmp_path):
     nbformat.write(book, path)
     grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None)
     page = (tmp_path/"out/course/feedback/ada/a1/a1.html").read_text()
-    assert page.count("stolen") > 20
+    assert page.count("stolen") >= 10  # it is shown, in prose and in outputs
     assert running(page) == []
     assert "Each student" in page or "Five questions" in page  # ours is still prose
 
