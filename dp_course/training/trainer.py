@@ -326,10 +326,10 @@ class Trainer:
         pieces,  # micro-batches (x, y)
     ):           # dict name -> clipped sum; norms (l,b)
         "Add up what the engine says about micro-batches."
-        total = {name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+        total = {name: torch.zeros_like(p, dtype=torch.float64)
                  for name, p in self.params.items()}
-        first = next(iter(total.values()))
-        norms = [torch.zeros(len(total), 0, device=self.device, dtype=first.dtype)]
+        wide = torch.promote_types(next(iter(self.params.values())).dtype, torch.float32)
+        norms = [torch.zeros(len(total), 0, device=self.device, dtype=wide)]
         engine = unit_engine(self.engine, self.data, self.micro_batch)
         for x, y in pieces:
             grads, rows = engine(self.model, self.loss_fn, x, y, self.clip)

@@ -149,7 +149,7 @@ def wrong_answer(check, words):
 
 # Thousands of calls each, or an accountant's search for every answer: in `make test-slow`.
 LONG = {"check_guilty", "check_second_sigma", "check_affordable", "check_advise", "check_compare",
-        "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
+        "check_judge", "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
 ROWS = [pytest.param(check, words, marks=[pytest.mark.slow]*(check in LONG and words != first))
         for check, first in ((check, next(iter(WRONG[check]))) for check in sorted(WRONG))
         for words in WRONG[check]]

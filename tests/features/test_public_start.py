@@ -275,7 +275,8 @@ LEARNS = {"all": "", "head": "head", "norms": "head+norms", "adapters": "head+ad
 
 @pytest.mark.parametrize("preset, given, least", [
     ("public-linear-eps3-fast", {}, .7), ("public-max100-eps2.12-fast", {}, .7),
-    *(("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0)
+    *(pytest.param("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0,
+                   marks=[pytest.mark.slow]*(learns in ("head", "head+norms")))
       for learns in LEARNS.values())])
 def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, given, least):
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path/"nowhere"))
