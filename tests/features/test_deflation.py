@@ -55,7 +55,7 @@ def test_deflation_is_its_formula():
     v, e = found.directions, found.shares
     x = found.rows(maps)
     turned = x @ (torch.eye(29) - v @ torch.diag(1 - (.01/(e + .01)).sqrt()) @ v.T)
-    near(found(maps), turned/turned.norm(dim=1, keepdim=True), 1e-4)
+    near(found(maps), turned/turned.norm(dim=1, keepdim=True), 1e-2)  # bfloat16
     near(loud_directions(x, 7)[1], e, 1e-5)
     assert (found(maps) - x).norm() > .1
 
