@@ -6,7 +6,7 @@
 __all__ = ['PRESETS', 'OPEN_END', 'UNCLIPPED', 'miniature', 'overrides_named']
 
 # %% ../../nbs/workshop/cli/presets.ipynb #dc9d90fc
-from .tasks import SCANS
+from .building import SCANS
 
 # %% ../../nbs/workshop/cli/presets.ipynb #e37d4c16
 PRESETS = {}  # name -> what it overrides in `Config`; every cell below adds some
@@ -325,11 +325,16 @@ PRESETS["report-v1"] = dict(
     pixel_std=(.2023, .1994, .2010),
 )
 
-PRESETS["report-ws-512"] = dict(
+PRESETS["report-v1-c1"] = dict(
     PRESETS["report-v1"],
-    about="the same with weight standardization, and C = 1",
-    model="resnet20_report",
+    about="its second stage: the same, and C = 1 (its adaptive clipping never ran)",
     max_norm=1.,
+)
+
+PRESETS["report-ws-512"] = dict(
+    PRESETS["report-v1-c1"],
+    about="the same with weight standardization",
+    model="resnet20_report",
 )
 
 PRESETS["report-2048"] = dict(

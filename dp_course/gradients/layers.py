@@ -754,8 +754,9 @@ class FoldedGroupNorm(torch.autograd.Function):
 
 
 def _float32_on_cuda(x):
-    "Do what autocast does to the input of a normalization."
-    return x.float() if x.is_cuda and torch.is_autocast_enabled("cuda") else x
+    "Do what autocast does to the input of a normalization: what is narrower becomes float32."
+    cast = x.is_cuda and torch.is_autocast_enabled("cuda")
+    return x.to(at_least_float32(x.dtype)) if cast else x
 
 
 def _group_norm(tape, m, x):
