@@ -1574,6 +1574,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                'dp_course/features/deflation.py'),
                                               'dp_course.features.deflation._between': ( 'workshop/features/deflation.html#_between',
                                                                                          'dp_course/features/deflation.py'),
+                                              'dp_course.features.deflation.cosine_grad_sum': ( 'workshop/features/deflation.html#cosine_grad_sum',
+                                                                                                'dp_course/features/deflation.py'),
                                               'dp_course.features.deflation.deflated': ( 'workshop/features/deflation.html#deflated',
                                                                                          'dp_course/features/deflation.py'),
                                               'dp_course.features.deflation.leaves_deflated': ( 'workshop/features/deflation.html#leaves_deflated',

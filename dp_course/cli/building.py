@@ -18,9 +18,9 @@ from ..data import (
     OCT_SUBJECTS, RETINA_LAYERS, Examples, by_person, learn_only, load, multiplicity,
     multiplicity_with_masks, narrow, overlap, phantoms, pixel_loss)
 from ..features import (
-    ENCODED, PUBLIC, WEIGHTS, LeafRecipe, deflated, encoded, leafed, leaves_cnn, leaves_deflated,
-    leaves_linear, load_start, load_whole, new_head as _new_head, public_featured, public_net,
-    scatter_cnn, scattered, train_only)
+    ENCODED, PUBLIC, WEIGHTS, LeafRecipe, cosine_grad_sum, deflated, encoded, leafed, leaves_cnn,
+    leaves_deflated, leaves_linear, load_start, load_whole, new_head as _new_head, public_featured,
+    public_net, scatter_cnn, scattered, train_only)
 from ..gradients import (
     fast_grad_sum, linear_grad_sum, linear_head, loop_grad_sum, vmap_grad_sum)
 from ..models import (
@@ -75,6 +75,7 @@ ENGINES = {
     "fast": fast_grad_sum,
     "vmap": vmap_grad_sum,
     "loop": loop_grad_sum,
+    "cosine": cosine_grad_sum,  # for leaves_deflated only
     "linear": linear_grad_sum,  # for scatter_linear and public_linear only
 }
 

@@ -128,13 +128,14 @@ PRESETS["deflated-eps3"] = dict(
     data="cifar10",
     features="leaves-deflated",
     model="leaves_deflated",
+    engine="cosine",
     centre=10.,
     batch_size=50_000,  # q = 1: everybody is in every batch
     epochs=100,  # so many steps
     max_norm=.1,
     lr=792.,  # all rates / (1 - momentum) add up to 40,000 / max_norm
     schedule="linear",
-    micro_batch=512,
+    micro_batch=64,  # as many rows as fit into a cache
     tuning_runs=79,  # 67 of leaves-encoder, and at least twelve of the trial that chose the rest
 )
 _at_budgets("deflated-eps3", 1, 2, 5, 8)
