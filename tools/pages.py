@@ -1,20 +1,17 @@
 """Build the site: `python tools/pages.py [FOLDER]`, by default in out/site: html/index.html.
 
-Sphinx gets FOLDER/source: the notebooks with their saved outputs, README as landing page with the
-ladder drawn from the records, and a page for every module that says what `help()` says.
+Sphinx gets FOLDER/source: the notebooks with their saved outputs, a start page made of README's
+parts, and a page for every module that says what `help()` says.
 Nothing is executed, nothing is fetched.
 """
 import ast
 import importlib
 import importlib.util
 import inspect
-import math
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -25,9 +22,6 @@ from dp_course import _document
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = "Sphinx is not installed: make docs installs and runs it"
-PICTURE = """<div class="ladder"><a href="_static/ladder.png"><picture>
-<source media="(max-width: 46em)" srcset="_static/ladder-phone.png">
-<img src="_static/ladder.png" width="900" alt="{alt}"></picture></a></div>"""
 WAYS = """{.button}
 [Read lesson 00](00_start.ipynb)
 
@@ -35,7 +29,6 @@ WAYS = """{.button}
 - **Learn.** Eighteen lessons, each with exercises that answer: [00](00_start.ipynb) to [17](17_segmentation.ipynb). `make lab` opens your own copy, to run and to change.
 - **Use.** Train your own model: [I want ...](i_want.md), [From Opacus](from_opacus.md), [all commands](commands.md), and what every function takes: [modules](api/index.md).
 - **Teach.** Assignments with hidden checks, plans for six weeks or two days: [teaching](teaching.md)."""  # noqa: E501
-TITLE = "What private training reaches on CIFAR-10"
 
 
 def installed():
@@ -119,42 +112,6 @@ def copy_notebooks(source, nbs=ROOT/"nbs"):
 # --- the landing page
 
 
-def plain(row):
-    "A rung without the budget in its name: that stands behind it."
-    return replace(row, name=row.name.split("-eps")[0])
-
-
-def short(row, rows):
-    "A rung's name for a narrow screen; its network where two have the same name."
-    twice = sum((other.name, other.eps) == (row.name, row.eps) for other in rows) > 1
-    name = f"{row.name}, {row.model}" if twice else row.name
-    budget = "" if math.isinf(row.eps) else f", eps\N{NO-BREAK SPACE}{row.eps:g}"
-    return textwrap.fill(f"{name}{budget}", 30)
-
-
-def draw_ladder(file):
-    "Draw our records between the report and the literature: wide, and for a phone."
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib.patches import Patch
-
-    from dp_course.cli import OPEN, SOURCES, plot_ladder
-    from dp_course.cli.results import ladder, results
-    run = [row for row in results() if "runs" in row and not row.get("changed")]
-    rows = [plain(row) for row in [*OPEN, *ladder(run)] if row.source != "ours" or row.eps == 3]
-    axes = plot_ladder(rows, TITLE)
-    axes.figure.savefig(file, dpi=200, bbox_inches="tight")
-    axes.set_yticks(range(len(rows)), [short(row, rows) for row in rows],
-                    fontsize=7)
-    axes.set_title(textwrap.fill(TITLE, 30), loc="left", x=-.6, fontsize=11)
-    axes.set_xlabel("test accuracy (%)")
-    axes.figure.set_size_inches(4.4, 1.6 + .3*len(rows))
-    used = dict.fromkeys(row.source for row in rows)
-    axes.legend([Patch(color=SOURCES[name]) for name in used], used, ncol=2, fontsize=8,
-                frameon=False, loc="upper right", bbox_to_anchor=(1., -.1))
-    axes.figure.savefig(file.with_stem("ladder-phone"), dpi=200, bbox_inches="tight")
-
-
 def kept_links(text, folder):
     "Text whose links to what is not in the site are words."
     def kept(found):
@@ -171,8 +128,6 @@ def landing():
     "The start page: what the course is, a button, three ways in, and what it reaches."
     text = (ROOT/"README.md").read_text(encoding="utf-8")
     text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](").replace("](docs/", "](")
-    said = re.search(r"!\[(.+?)\]\(ladder\.png\)", text)
-    text = text.replace(said[0], PICTURE.format(alt=said[1]))
     opening = text.split("\n## ")[0]
     return "\n\n".join([opening, WAYS, "## What it reaches", section(text, "What it reaches"),
                         "## The map", section(text, "The map"),
@@ -330,19 +285,19 @@ def prepare(source):
         rows.append((f"{name}.md", name, said))
     write(source/"api/index.md", listing(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
-    (source/"ladder.png").unlink()  # README's: the site has one that knows phones
-    draw_ladder(source/"static/ladder.png")
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
     teach = teach.replace("](../docs/", "](../")
     write(source/"assignments/README.md", kept_links(teach, source/"assignments"))
     for page in source.glob("*.md"):
         text = re.sub(r"\]\(\.\./(nbs/)?", "](", page.read_text(encoding="utf-8"))
         write(page, kept_links(text, source))
+    use, teaching = ["i_want", "from_opacus", "commands"], ["teaching"]
+    others = sorted({page.stem for page in source.glob("*.md")} - {*use, *teaching})
     write(source/"index.md", "\n\n".join([
         kept_links(landing(), source), contents("Learn", lessons),
-        contents("Use", ["i_want", "from_opacus", "commands", "results", "speed", "api/index"]),
-        contents("Teach", ["teaching", "assignments/README"]),
-        contents("Behind it", ["house", "workshop/index"])]))
+        contents("Use", [*use, "api/index"]),
+        contents("Teach", [*teaching, "assignments/README"]),
+        contents("Behind it", [*others, "workshop/index"])]))
 
 
 def fresh(folder):

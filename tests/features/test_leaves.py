@@ -23,8 +23,8 @@ from dp_course.cli import (
     make_config,
     make_plan,
     make_trainer,
+    train,
 )
-from dp_course.cli.run import run
 from dp_course.data import Examples, drawings, load
 from dp_course.features import cache, encoder_state, save_encoder
 from dp_course.features import encoders as E
@@ -488,6 +488,7 @@ def test_the_encoder_that_comes_with_the_course():
     assert sum(p.numel() for p in encoder_state(model).values()) == 272_474 - 650
 
 
+@pytest.mark.slow
 def test_a_release_is_not_tested_on_features_of_another_encoder(tmp_path, monkeypatch):
     "Same shapes, same number of views, other weights."
     one, two = (written(tmp_path/name, 1) for name in "ab")
@@ -511,8 +512,8 @@ def test_a_release_is_not_tested_on_features_of_another_encoder(tmp_path, monkey
     assert len(released.prepared(given.test_x).test_x["encoder3"]) == 4
 
 
-@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6),
-                      ("leaves-encoder-eps3-fast", .6)])
+@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-encoder-eps3-fast", .6),
+                      pytest.param("leaves-cnn-eps3-fast", .6, marks=pytest.mark.slow)])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
     small = partial(L.leafed, recipe=FEW, cache=tmp_path)
     monkeypatch.setitem(FEATURES, "leaves", small)
@@ -520,7 +521,7 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
     config = make_config(preset)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=4),
                 Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
-        end = run(job, say=lambda line: None, show=False)  # picked up, nothing is bought twice
+        end = train(job, say=lambda line: None, show=False)  # picked up, nothing is bought twice
     start, *_, last = read_record(end["paths"]["record"])
     assert "synthetic leaves" in start["data"] and start["config"]["centre"] == 10
     assert end["test_accuracy"] > least and last["finished"]
@@ -529,12 +530,13 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
 
 
 @by("preset, given", [("resnet20-cpu-eps3-fast", {}),
-                      ("resnet20-synthetic-eps3-fast", dict(head_steps=2))])
+                      pytest.param("resnet20-synthetic-eps3-fast", dict(head_steps=2),
+                                   marks=pytest.mark.slow)])
 def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
     config = make_config(preset, **given)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
                 Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
-        end = run(job, say=lambda line: None, show=False)
+        end = train(job, say=lambda line: None, show=False)
     assert end["finished"] and end["step"] == 3
 
 

@@ -141,7 +141,7 @@ def test_figures_are_shown_and_described(read, site):
     front = read["index.html"].images
     ladder = next(image for image in front if image["src"].endswith("ladder.png"))
     assert "Without privacy 91" in ladder["alt"]
-    assert (site/"html"/ladder["src"]).stat().st_size > 50_000
+    assert (site/"html"/ladder["src"]).stat().st_size > 20_000
     for path in NOTEBOOKS:
         saved = sum(map(pages.has_figure, nbformat.read(ROOT/"nbs"/path, 4).cells))
         images = read[path.with_suffix(".html").as_posix()].images
