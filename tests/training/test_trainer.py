@@ -428,8 +428,8 @@ def test_plan_that_lies_is_refused():
         q = .01
 
     class Quiet(PrivacyPlan):
-        def __post_init__(self):
-            super().__post_init__()
+        def __post_init__(self, *epochs):
+            super().__post_init__(*epochs)
             object.__setattr__(self, "sigma", .1)
 
     with pytest.raises(ValueError, match="batch_size/n"):
