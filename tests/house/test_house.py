@@ -28,7 +28,7 @@ INDEX = ROOT/"nbs/index.ipynb"
 LIBRARY = ROOT/"dp_course"
 ROOMS = sorted([*LIBRARY.glob("[a-z]*.py"), *LIBRARY.glob("*/[a-z]*.py")])
 RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "PIL"}
-SURFACE = """PrivacyPlan epsilon noise_multiplier Examples load
+SURFACE = """PrivacyPlan epsilon noise_multiplier Search Examples load
     Trainer FlatClip AdaptiveClip LayerClip EMA Schedule Plateau DPAdam
     accuracy binary_accuracy squared_error load_release fast_grad_sum loop_grad_sum vmap_grad_sum
     hook_grad_sum ghost_grad_sum bookkeeping_grad_sum

@@ -11,6 +11,7 @@ MIXES = '''def mixes_rows(model, x):
     return False
 '''
 WITHOUT = '''def without_batchnorm(model):
+    from copy import deepcopy
     def replace(m):
         for name, child in m.named_children():
             if isinstance(child, nn.BatchNorm2d):
