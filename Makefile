@@ -3,6 +3,7 @@ PYTHON ?= python3
 PRESET ?= digits-eps3
 ARGS   ?=
 SOURCE ?=
+TEACH  ?=
 NB     ?= $(sort $(wildcard nbs/*.ipynb nbs/exercises/*.ipynb nbs/workshop/*.ipynb nbs/workshop/*/*.ipynb))
 BIN    := .venv/bin
 # Two test workers: one thread each, or they fight over the cores.
@@ -30,12 +31,13 @@ setup: .venv/.ready ## create .venv with the pinned packages (about 2 minutes an
 
 # tools/lab: JupyterLab's settings, so that its first question is not whether you want news.
 # A student's copy is made once and never overwritten; SOURCE=1 opens the notebooks from which it is made.
+# tools/lab/students: without nbgrader's buttons, also where nbgrader is installed.
 HOME_OF_LAB := $(if $(filter 1,$(SOURCE)),nbs,student)
 
-lab: .venv/.ready ## open the course in JupyterLab, in your own copy: student/ (authors: make lab SOURCE=1)
+lab: .venv/.ready ## open the course in JupyterLab, in your own copy: student/ (authors: SOURCE=1; nbgrader's buttons: TEACH=1)
 	@$(if $(filter 1,$(SOURCE)),,$(BIN)/python tools/student.py)
 	@echo "Starting JupyterLab on $(HOME_OF_LAB)/index.ipynb (stop it with Ctrl-C) ..."
-	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=. --LabApp.app_settings_dir=$(CURDIR)/tools/lab $(HOME_OF_LAB)/index.ipynb $(ARGS)
+	$(if $(filter 1,$(TEACH)),,JUPYTER_CONFIG_PATH=$(CURDIR)/tools/lab/students) $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=. --LabApp.app_settings_dir=$(CURDIR)/tools/lab $(HOME_OF_LAB)/index.ipynb $(ARGS)
 
 train: .venv/.ready ## train under (3, 1e-5)-DP: make train [PRESET=resnet20-eps3] [ARGS="--steps 3"]
 	@$(HEAP) $(BIN)/dp-train $(PRESET) $(ARGS)

@@ -1,4 +1,25 @@
-"Differentially private deep learning: a course that you run, and the package that it exports."
+"""Differentially private deep learning: a course that you run, and the package that it exports.
+
+help(Trainer) explains every parameter. docs/i_want.md shows each of these lines at work:
+
+to write the loop myself          while trainer.left(): trainer.step()
+to know a price before I pay      noise_multiplier(q=q, steps=500, eps=3, delta=1e-5)
+to schedule the learning rate     callbacks=[Schedule(.5, "cosine", plan.steps)]
+to log to a file or TensorBoard   callbacks=[log], after def log(trainer): ...
+to average the weights            callbacks=[EMA(.9)]
+to use Adam                       optimizer=DPAdam.from_plan(plan, clip, lr=.01)
+to learn the clipping threshold   clip=AdaptiveClip(plan.batch_size)
+to look at private data, paid     callbacks=[Plateau(NoisyAccuracy(x, y, ...), every=5)]
+to read tables, or a memmap       Examples(x, y)
+to protect who has many rows      Examples(x, y, groups=owners), PrivacyPlan(..., unit="person")
+to use another loss or metric     Trainer(..., loss_fn=loss, metric=binary_accuracy)
+to fine-tune a part, or adapters  model[1].requires_grad_(False)
+to save memory                    micro_batch=32
+to use several processes          ProcessTrainer(..., peers=join()), started by torchrun
+to go on after a crash            trainer.save(path), load(path)
+to publish a model, and use it    trainer.release(path), load_release(path, model)
+to publish the best of several    search_noise_multiplier(RandomStopping(mean=10), ...)
+"""
 __version__ = "0.3.0"
 
 import json

@@ -1,3 +1,5 @@
+__version__: str
+def _document(room: str) -> None: ...
 from .privacy import PrivacyPlan as PrivacyPlan
 from .privacy import epsilon as epsilon
 from .privacy import noise_multiplier as noise_multiplier

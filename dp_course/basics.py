@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # no ipywidgets: a bar of text
-import matplotlib.pyplot as plt
 from tqdm.auto import tqdm
 
 # %% ../nbs/workshop/basics.ipynb #46551eec
@@ -133,6 +132,8 @@ def panels(
     **kwargs,           # to `plt.subplots`
 ):                      # figure, array of axes
     "A row of panels in the style of the course."
+    import matplotlib.pyplot as plt  # takes half a second: only who draws waits for it
+
     fig, axes = plt.subplots(1, len(titles), figsize=(size[0]*len(titles), size[1]),
                              squeeze=False, layout="constrained", **kwargs)
     for ax, title in zip(axes[0], titles):

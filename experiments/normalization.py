@@ -4,6 +4,7 @@
 
 Every variant gets the same search over rates on held-out images, with privacy and without, and
 five seeds on the test set. Without privacy: the same steps and batches, no clipping, no noise.
+Between the two stands a run that clips and adds no noise: what it loses is the clip's.
 """
 import sys
 import time
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from dp_course.data import load
-from dp_course.gradients import fast_grad_sum
+from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.models import BasicBlock, WSConv2d, four_a_group
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import Trainer
@@ -23,7 +24,11 @@ NAME = "normalization"
 N, SPLIT = 20_000, 5000             # training images; those held out for choosing the rate
 BATCH_SIZE, STEPS, MOMENTUM = 512, 40, .9
 TUNING_SEED, SEEDS = 100, range(5)
-RATES = {True: (.25, .5, 1., 2., 4.), False: (.02, .05, .1, .2, .4, .8)}  # private, not private
+RATES = {
+    "private": (.25, .5, 1., 2., 4.),
+    "clipped": (.25, .5, 1., 2., 4., 8.),  # clipped as in the private run, and no noise
+    "plain": (.02, .05, .1, .2, .4, .8),
+}
 GROUPS, STANDARDIZED, EARLY = dict(norm=four_a_group), dict(conv=WSConv2d), dict(order="relu-norm")
 VARIANTS = {
     "linear model": None,
@@ -69,15 +74,23 @@ def images(stage):
     return shrunk.split(SPLIT) if stage == "tune" else shrunk
 
 
-def plain(model, data, lr, generator):
-    "Ordinary SGD: no clipping, no noise, no guarantee."
+per_example = partial(nn.functional.cross_entropy, reduction="none")
+
+
+def without_noise(model, data, lr, generator, clip=None):
+    "SGD without noise, and so without a guarantee; a clip shortens each example's gradient."
     optimizer = torch.optim.SGD(model.parameters(), lr, MOMENTUM)
     q = BATCH_SIZE/len(data)
     for _ in range(STEPS):
         drawn = torch.rand(len(data), generator=generator) < q
+        x, y = data.train_x[drawn], data.train_y[drawn]
         optimizer.zero_grad()
-        output = model(data.train_x[drawn])
-        nn.functional.cross_entropy(output, data.train_y[drawn]).backward()
+        if clip is None:
+            nn.functional.cross_entropy(model(x), y).backward()
+        else:
+            total, _ = fast_grad_sum(model, per_example, x, y, clip)
+            for name, p in model.named_parameters():
+                p.grad = total[name]/BATCH_SIZE
         optimizer.step()
 
 
@@ -87,27 +100,28 @@ def accuracy(model, data):
     return (guess == data.test_y).double().mean().item()
 
 
-def run_plain(cell, data):
+def run_without_noise(cell, data):
     began = time.perf_counter()
     model = model_of(cell["variant"], data.train_x[0].numel())
-    plain(model, data, cell["lr"], torch.Generator().manual_seed(cell["seed"]))
+    clip = FlatClip(1.) if way_of(cell) == "clipped" else None
+    without_noise(model, data, cell["lr"], torch.Generator().manual_seed(cell["seed"]), clip)
     settings = cell | dict(momentum=MOMENTUM, batch_size=BATCH_SIZE, steps=STEPS)
     return [lines_without_privacy(
         sys.modules[__name__], settings, data, time.perf_counter() - began,
         parameters=sum(p.numel() for p in model.parameters()),
         test_accuracy=accuracy(model, data),
-        tuning_runs=len(RATES[False]))]
+        tuning_runs=len(RATES[way_of(cell)]))]
 
 
 def run(
-    cell,       # stage, variant, private, lr, seed
+    cell,       # stage, variant, way, private, lr, seed
     data=None,  # default: Fashion-MNIST
 ):              # list of runs, as `harness.work` wants it
     "Train once."
     data = data or images(cell["stage"])
     torch.manual_seed(cell["seed"])
     if not cell["private"]:
-        return run_plain(cell, data)
+        return run_without_noise(cell, data)
     plan = PrivacyPlan(n=len(data), batch_size=BATCH_SIZE, steps=STEPS, eps=3., delta=1e-5)
     trainer = Trainer(
         model_of(cell["variant"], data.train_x[0].numel()), data, plan,
@@ -116,32 +130,42 @@ def run(
         optimizer=partial(torch.optim.SGD, lr=cell["lr"], momentum=MOMENTUM))
     began = time.perf_counter()
     trainer.fit()
-    cell = cell | dict(momentum=MOMENTUM, tuning_runs=len(RATES[True]))
+    cell = cell | dict(momentum=MOMENTUM, tuning_runs=len(RATES["private"]))
     return [lines_of(sys.modules[__name__], cell, trainer, time.perf_counter() - began,
                      test_accuracy=trainer.evaluate())]
 
 
+def way_of(row):
+    "private, clipped or plain; the oldest rows say only whether they are private."
+    return row.get("way") or ("private" if row["private"] else "plain")
+
+
 def key(row):
-    return row["stage"], row["variant"], row["private"], row["lr"], row["seed"]
+    return row["stage"], row["variant"], way_of(row), row["lr"], row["seed"]
+
+
+def cell_of(stage, variant, way, lr, seed):
+    return dict(stage=stage, variant=variant, way=way, private=way == "private", lr=lr, seed=seed)
 
 
 def tune(recorded):
-    return [dict(stage="tune", variant=variant, private=private, lr=lr, seed=TUNING_SEED)
-            for variant in VARIANTS for private in RATES for lr in RATES[private]]
+    return [cell_of("tune", variant, way, lr, TUNING_SEED)
+            for variant in VARIANTS for way in RATES for lr in RATES[way]]
 
 
-def best_rate(variant, private, recorded):
+def best_rate(variant, way, recorded):
     "The rate with the best held-out accuracy, or None before the search is done."
-    tried = chosen(recorded, stage="tune", variant=variant, private=private)
-    if len(tried) < len(RATES[private]):
+    tried = [row for row in chosen(recorded, stage="tune", variant=variant)
+             if way_of(row) == way]
+    if len(tried) < len(RATES[way]):
         return None
     return max(tried, key=lambda row: row["accuracy"])["lr"]
 
 
 def final(recorded):
-    rates = {(v, private): best_rate(v, private, recorded) for v in VARIANTS for private in RATES}
-    return [dict(stage="final", variant=variant, private=private, lr=lr, seed=seed)
-            for (variant, private), lr in rates.items() if lr is not None for seed in SEEDS]
+    rates = {(v, way): best_rate(v, way, recorded) for v in VARIANTS for way in RATES}
+    return [cell_of("final", variant, way, lr, seed)
+            for (variant, way), lr in rates.items() if lr is not None for seed in SEEDS]
 
 
 PARTS = {"tune": tune, "final": final, "all": lambda recorded: tune(recorded) + final(recorded)}

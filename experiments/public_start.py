@@ -5,9 +5,8 @@
     python -m experiments public_start plain      the same features without privacy
     python -m experiments public_start layers     head, norms, adapters or all layers, eps = 2
 
-First train the public networks (`python -m dp_course.features.public_nets NAME --out DIR`), copy
-DIR/*.pt
-into `starts` beside the data sets. What has no public network yet is skipped.
+First train the public networks (`dp-pretrain NAME --out DIR`), copy DIR/*.pt into `starts` beside
+the data sets. What has no public network yet is skipped.
 
 Settings are chosen on 5,000 held-out training images of CIFAR-10, at the sampling rate of the whole
 set; then the test set, at the last step. A choice is made greedily, one thing after the other, and

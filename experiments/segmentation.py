@@ -7,6 +7,8 @@
     python -m experiments segmentation patients    the head at eps = 8, the unit being a patient
     python -m experiments segmentation all         from phantoms, every layer, at eps = 8
     python -m experiments segmentation scratch     every layer, from nothing
+    python -m experiments segmentation ceilings    head, norms, all without privacy, rate searched
+    python -m experiments segmentation head-views  the head with shifted and mirrored views
 
 224 rows, 64 columns (means of eight), base width 16. Nine people with ten scans each; person 1 is
 never tested on, the eight others are, two at a time: four rotations, 70 scans to train on. The
@@ -49,7 +51,7 @@ DELTA, CLIP, SIZES = 1e-5, .1, dict(base=16, rows=224, columns=64, per_person=10
 HELD = {rotation: OCT_SUBJECTS[1 + 2*rotation:3 + 2*rotation] for rotation in range(4)}
 TUNED_ON = OCT_SUBJECTS[:1]
 PARTS_OF = {"head": ("head",), "norms": ("head", "norms"), "patients": ("head",), "all": (),
-            "scratch": ()}
+            "scratch": (), "head-views": ("head",)}
 PHANTOM_STEPS, PHANTOM_BATCH = 1500, 16
 RATES = {  # (part, eps) -> settings that are tried
     ("head", 8.): [(lr, steps) for steps in (20, 60) for lr in (4., 16., 64.)],
@@ -60,6 +62,12 @@ RATES = {  # (part, eps) -> settings that are tried
     ("all", 8.): [(lr, 20) for lr in (.1, .3, 1.)],
     ("scratch", 8.): [(lr, 30) for lr in (.3, 1., 4.)],
     ("scratch", 200.): [(lr, 60) for lr in (1., 4., 16.)],
+    ("head-views", 8.): [(lr, 20) for lr in (1., 4., 16.)],
+}
+CEILINGS = {  # part -> Adam's rates that are tried without privacy, 20 epochs each, with views
+    "head-views": (.004, .016, .064),
+    "norms": (.001, .004, .016),
+    "all": (.00025, .001, .004),
 }
 PLAIN = {"head": 100, "norms": 20, "scratch": 80}  # epochs without privacy, Adam at 1e-3
 
@@ -95,7 +103,7 @@ def owners_of(cell):
 
 def head_alone(cell):
     "Does only the last layer learn?"
-    return PARTS_OF[cell["part"]] == ("head",)
+    return PARTS_OF[cell["part"]] == ("head",) and cell["part"] != "head-views"
 
 
 # ---- scores
@@ -185,12 +193,21 @@ def phantom_batch(t, n=PHANTOM_BATCH):
     return normalized(x), y
 
 
+def start():
+    "The weights that learnt from phantoms; a machine that has none trains them first."
+    path = weights_file()
+    if not path.exists() or load_checked(path, "segmentation pretraining")["t"] < PHANTOM_STEPS:
+        pretrain(cell_of("pretrain", "phantoms"))
+    return load_checked(path, "segmentation pretraining")["model"]
+
+
 def network(cell):
     "A U-Net, from phantoms or from nothing, of which only some parts learn."
+    weights = None if cell["part"] == "scratch" else start()
     torch.manual_seed(cell["seed"])
     model = UNet(SIZES["base"])
-    if cell["part"] != "scratch":
-        model.load_state_dict(load_checked(weights_file(), "segmentation pretraining")["model"])
+    if weights:
+        model.load_state_dict(weights)
     return learn_only(model, *PARTS_OF.get(cell["part"], ()))
 
 
@@ -199,7 +216,7 @@ def network(cell):
 def guess(cell, data):
     "What is reached without a look at the pixels, or at any scan."
     began = time.perf_counter()
-    if cell["part"] == "phantoms":
+    if cell["part"].startswith("phantoms"):
         predicted = segment(network(cell), data.normalize(data.test_x))
     else:
         rule = dict(majority=majority_guess, row=row_guess)[cell["part"]]
@@ -221,14 +238,15 @@ def with_features(model, data):
 
 def plainly(model, data, cell):
     "Train without privacy: Adam, batches of ten scans, shifted and mirrored with their masks."
+    rate = cell["lr"] or 1e-3
     generator = torch.Generator().manual_seed(cell["seed"])
     learning = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(learning, lr=1e-3)
+    optimizer = torch.optim.Adam(learning, lr=rate)
     augment = multiplicity_with_masks(1, crop=8)
     epochs = PLAIN[cell["part"]] if cell["steps"] is None else cell["steps"]
     for epoch in range(epochs):
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3*(1 - epoch/epochs)
+            group["lr"] = rate*(1 - epoch/epochs)
         for idx in torch.randperm(len(data), generator=generator).split(10):
             x, y = data.rows(idx)
             x = data.normalize(x)
@@ -307,9 +325,10 @@ def best(recorded, part, eps):
     "The settings with the best score on person 1; None: not all were tried."
     tried = {(row["lr"], row["steps"]): row["accuracy"] for row in
              chosen(recorded, stage="tune", part=part, target_eps=eps)}
-    if not set(RATES[part, eps]) <= set(tried):
+    wanted = RATES[part, eps] if eps else [(lr, 20) for lr in CEILINGS[part]]
+    if not set(wanted) <= set(tried):
         return None
-    return max(RATES[part, eps], key=tried.get)
+    return max(wanted, key=tried.get)
 
 
 def part(name):
@@ -327,6 +346,17 @@ def part(name):
     return cells
 
 
+def ceilings(recorded):
+    "Without privacy: a search on person 1, then four rotations, from the same phantoms."
+    found = [cell_of("guess", "phantoms-again", rotation) for rotation in HELD]
+    for name, rates in CEILINGS.items():
+        found += [cell_of("tune", name, 0, None, lr, 20) for lr in rates]
+        settings = best(recorded, name, None)
+        if settings:
+            found += [cell_of("final", name, rotation, None, *settings) for rotation in HELD]
+    return found
+
+
 def guesses(recorded):
     return [cell_of("guess", name, rotation) for name in ("majority", "row", "phantoms")
             for rotation in HELD]
@@ -336,6 +366,7 @@ PARTS = {
     "pretrain": lambda recorded: [cell_of("pretrain", "phantoms")],
     "guesses": guesses,
     **{name: part(name) for name in PARTS_OF},
+    "ceilings": ceilings,
 }
 PARTS["everything"] = lambda recorded: [cell for name in list(PARTS)[:-1]
                                         for cell in PARTS[name](recorded)]

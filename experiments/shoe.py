@@ -8,7 +8,9 @@
     python -m experiments shoe capacity      accuracy over the number of filters, private and not
     python -m experiments shoe adam          DP-Adam beside DP-SGD
     python -m experiments shoe meanvar       first weights drawn like trained ones
-    python -m experiments shoe all           everything, in this order
+    python -m experiments shoe cifar         tanh and ReLU on CIFAR-10
+    python -m experiments shoe seeds         tanh and ReLU, seeds 3 to 9
+    python -m experiments shoe all           everything but the last two, in this order
 
 Rates and thresholds are chosen on 5,000 held-out training images; a search goes on until the best
 point has worse neighbours. Final rows see the test set. The network computes in bfloat16 where the
@@ -393,6 +395,23 @@ def meanvar(recorded):
     return found
 
 
+def cifar(recorded):
+    "ReLU as `meanvar` has tanh with its usual draw: the same network, search, budget, seeds."
+    return tuned(recorded, cell_of("cifar", "cifar10", "relu", **CIFAR, lr=2.), norms=False)
+
+
+def seeds(recorded):
+    "Ten seeds in all, as in their Fig. 2: the pairs are those of the search."
+    found = []
+    for seed in range(3, 10):
+        for task in ("fashion", "mnist"):
+            for act in ("tanh", "relu"):
+                best = best_of(recorded, task, act)
+                if best:
+                    found += finals(best, [seed])
+    return found
+
+
 ORDER = activations, plain, sigmoid, long, table5, capacity, adam, meanvar
-PARTS = {part.__name__: part for part in ORDER}
+PARTS = {part.__name__: part for part in (*ORDER, cifar, seeds)}
 PARTS["all"] = lambda recorded: [cell for part in ORDER for cell in part(recorded)]

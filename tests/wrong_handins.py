@@ -90,11 +90,6 @@ WRONG = {
         "not a mean": "lambda W, b, x, y, c: tuple(p/len(x) for p in a3.sums(W, b, x, y, c))",
         "still a loop": "lambda W, b, x, y, c: tuple(p.detach() for p in a3._loop("
                         "W.clone(), b.clone(), x, y, c))"},
-    "check_train": {
-        "there is no noise": "TRAIN:0:generator:keep",
-        "draw it anew": "TRAIN:sigma:torch.Generator().manual_seed(1):keep",
-        "still adds its noise": "TRAIN:sigma:generator:skip",
-        "not by the batch that came up": "TRAIN:sigma:generator:size"},
     "check_move": {
         "seed both generators": "lambda s, b, z: a4.moved(s, b, z, seeds=(0, 1))",
         "divide by suspect.bound": "lambda s, b, z: a4.moved(s, b, z, unit=False)",
@@ -141,26 +136,145 @@ SLOW = {"check_noisy_sum", "check_noise", "check_coins", "check_verdict"}  # sec
 
 TRAIN = """def train(x, y, classes, q, sigma, steps, lr, max_norm, generator):
     n, i = x.shape
-    W, b = torch.zeros(classes, i, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
-    how = {how!r}
-    for _ in range(steps):
+    W, b = torch.zeros(classes, i), torch.zeros(classes)
+    for t in range(steps):
         chosen = torch.rand(n, generator=generator) < q
-        if how == "skip" and not chosen.any():
-            continue
-        size = max(1, int(chosen.sum())) if how == "size" else q*n
         g_W, g_b = a3.sums(W, b, x[chosen], y[chosen], max_norm)
-        noise = {generator}
-        std = {sigma}*max_norm
-        W = W - lr*(g_W + std*torch.randn(W.shape, generator=noise, dtype=W.dtype))/size
-        b = b - lr*(g_b + std*torch.randn(b.shape, generator=noise, dtype=W.dtype))/size
+        std, size = sigma*max_norm, q*n
+        z_W = torch.randn(W.shape, generator=generator)
+        z_b = torch.randn(b.shape, generator=generator)
+        W = W - lr*(g_W + std*z_W)/size
+        b = b - lr*(g_b + std*z_b)/size
     return W, b
 """
+ZEROS, CHOSEN, SUMS = (line.strip() for line in TRAIN.splitlines() if any(
+    part in line for part in ("W, b = torch", "chosen = ", "g_W, g_b = ")))
 
 
-def code(check, words, name):
+def trainer(*changes):
+    "The right trainer with some parts of it replaced: (part, other part), ..."
+    text = TRAIN
+    for part, other in changes:
+        assert part in text, part
+        text = text.replace(part, other)
+    return text
+
+
+LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each breaks privacy
+    "check_leak": {
+        "half of it": ("", "lambda p: .5*math.log(p/(1 - p)) if p < 1 else math.inf")},
+    "check_noisy_sum": {
+        "no noise": ("no noise at all", "lambda v, h, e, g: v.clamp(0, h).sum().item()"),
+        "half the noise": ("too little noise", "lambda v, h, e, g: v.clamp(0, h).sum().item()"
+                           " + .5*h/e*(lambda u: u[0] - u[1])(-torch.log1p(-torch.rand(2, "
+                           "generator=g))).item()"),
+        "no clamp": ("clamp first", "lambda v, h, e, g: v.sum().item() + h/e*(lambda u: u[0]"
+                     " - u[1])(-torch.log1p(-torch.rand(2, generator=g))).item()"),
+        "clamped above only": ("clamp first", "lambda v, h, e, g: v.clamp(max=h).sum().item()"
+                               " + h/e*(lambda u: u[0] - u[1])(-torch.log1p(-torch.rand(2, "
+                               "generator=g))).item()")},
+    "check_exact_delta": {
+        "one direction": ("both directions", "lambda p, q, e: sum(max(0, a - math.exp(e)*b)"
+                          " for a, b in zip(p, q))")},
+    "check_largest_eps": {
+        "twice as much": ("", "lambda p, l: 2*(math.log(l/(1 - l)) - math.log(p/(1 - p)))"
+                          " if l < 1 else math.inf")},
+    "check_rdp_sampled": {
+        "q^2 of the Gaussian's": ("no factor q^2", "lambda a, q, s: q*q*a/2/s/s")},
+    "check_run_epsilon": {
+        "the largest phase": ("same people",
+                              "lambda ps, d: max([a2.cost([p], d) for p in ps], default=0.)")},
+    "check_calibrate": {
+        "the end that overspends": ("not a hair above", "def {name}(f, b):\n"
+            "    low, high = 1e-3, 1e4\n    while high/low > 1.0005:\n"
+            "        m = math.sqrt(low*high)\n"
+            "        low, high = (m, high) if f(m) > b else (low, m)\n    return low")},
+    "check_clipped_sum": {
+        "the sum is clipped": ("not their sum", "lambda g, c: g.sum(0)*min(1., "
+                               "c/max(1e-30, g.sum(0).norm().item()))"),
+        "each coordinate is": ("not each coordinate", "lambda g, c: g.clamp(-c, c).sum(0)"),
+        "an unbounded row": ("clip every example by itself", "lambda g, c: (g*torch.where("
+                             "g.norm(dim=1) < 100, (c/g.norm(dim=1).clamp(min=1e-30)).clamp("
+                             "max=1), 1.)[:, None]).sum(0)")},
+    "check_noisy_mean": {
+        "noise of sigma": ("times max_norm",
+                           "lambda t, c, s, b, g: (t + s*torch.randn(t.shape, generator=g))/b"),
+        "a tenth of it": ("", "lambda t, c, s, b, g: (t + .1*s*c*torch.randn(t.shape, "
+                          "generator=g))/b"),
+        "always the same": ("generator=generator", "lambda t, c, s, b, g: (t + s*c*torch.randn("
+                            "t.shape, generator=torch.Generator().manual_seed(0)))/b")},
+    "check_loop_sum": {
+        "W and b apart": ("not one each", "lambda *a: a3.sums(*a, joint=False)"),
+        "clipped after adding up": ("before adding up", "lambda *a: a3._batch_clip(*a)"),
+        "not clipped": ("nothing is clipped", "lambda *a: a3.sums(*a, clip=False)")},
+    "check_fast_sum": {
+        "W's norm alone": ("belongs to the gradient", "lambda *a: a3.sums(*a, bias=False)"),
+        "not clipped": ("nothing is clipped", "lambda *a: a3.sums(*a, clip=False)")},
+    "check_train": {
+        "no noise": ("there is no noise on W", trainer(("sigma*max_norm", "0."))),
+        "no noise on b": ("there is no noise on b", trainer(("std*z_b", "0*z_b"))),
+        "no noise on W": ("there is no noise on W", trainer(("std*z_W", "0*z_W"))),
+        "the same noise in every step": ("draw it anew", trainer(
+            ("shape, generator=generator", "shape, generator=torch.Generator().manual_seed(1)"))),
+        "noise in the first step only": ("std sigma*max_norm/(q*n)", trainer(
+            ("sigma*max_norm", "sigma*max_norm*(t == 0)"))),
+        "one noise for all rows of W": ("std sigma*max_norm/(q*n)", trainer(
+            ("randn(W.shape", "randn(W.shape[1:]"))),
+        "one noise for all columns of W": ("no noise on columns", trainer(
+            ("randn(W.shape", "randn((classes, 1)"))),
+        "sigma without max_norm": ("std sigma*max_norm/(q*n)", trainer(
+            ("sigma*max_norm", "sigma"))),
+        "noise on one micro-batch of four": ("std sigma*max_norm/(q*n)", trainer(
+            ("sigma*max_norm", "sigma*max_norm/4"))),
+        "noise before the clip": ("no noise on W", trainer(
+            ("std*z_W)", "std*z_W)*min(1, max_norm/(g_W + std*z_W).norm())"))),
+        "nothing in an empty step": ("still adds its noise", trainer(
+            (SUMS, "if not chosen.any(): continue\n        " + SUMS))),
+        "noise over the realised batch": ("still adds its noise", trainer(
+            ("std*z_W)/size", "std*z_W*q*n/max(1, int(chosen.sum())))/size"),
+            ("std*z_b)/size", "std*z_b*q*n/max(1, int(chosen.sum())))/size"))),
+        "everything over the realised batch": ("not by the batch that came up", trainer(
+            ("size = sigma*max_norm, q*n", "size = sigma*max_norm, max(1, int(chosen.sum()))"))),
+        "over the realised batch, or q n": ("not by the batch that came up", trainer(
+            ("size = sigma*max_norm, q*n", "size = sigma*max_norm, int(chosen.sum()) or q*n"))),
+        "a fixed size": ("a shuffle or a fixed size", trainer(
+            (CHOSEN, "chosen = torch.randperm(n, generator=generator)[:round(q*n)]"))),
+        "shuffled epochs": ("a shuffle or a fixed size", trainer(
+            (ZEROS, ZEROS + "\n    order = torch.randperm(n, generator=generator)"),
+            (CHOSEN, "k = max(1, round(q*n)); chosen = order.roll(t*k)[:k]"))),
+        "coins tossed once": ("coins anew", trainer(
+            (ZEROS, ZEROS + "\n    once = torch.rand(n, generator=generator) < q"),
+            (CHOSEN, "chosen = once"))),
+        "everybody, always": ("a shuffle or a fixed size", trainer(
+            (CHOSEN, "chosen = torch.ones(n, dtype=torch.bool)"))),
+        "twice the rate": ("with probability q", trainer((CHOSEN, CHOSEN.replace("< q", "< 2*q")))),
+        "no clip": ("clip every example by itself", trainer(
+            ("y[chosen], max_norm)", "y[chosen], max_norm, clip=False)"))),
+        "W and b apart": ("clip every example by itself", trainer(
+            ("y[chosen], max_norm)", "y[chosen], max_norm, joint=False)"))),
+        "clip after averaging": ("clip every example by itself", trainer(
+            ("a3.sums(", "a3._batch_clip("))),
+        "the norm of W alone": ("clip every example by itself", trainer(
+            ("y[chosen], max_norm)", "y[chosen], max_norm, bias=False)"))),
+        "a start that has seen the data": ("has looked at the data", trainer(
+            (ZEROS, ZEROS + "\n    W = torch.stack([x[y == c].sum(0) for c in range(classes)])"))),
+    },
+    "check_mended_step": {
+        "the mean is clipped": ("the mean is clipped",
+                                "lambda g, c, s, b, r: a3._clip_the_sum(g.mean(0)[None], c)"),
+        "over the realised batch": ("is private", "lambda g, c, s, b, r: a3.clipped(g, c)/len(g)"),
+        "sigma without max_norm": ("sigma*max_norm", "lambda g, c, s, b, r: (a3.clipped(g, c)"
+                                   " + s*torch.randn(g.shape[1], generator=r))/b")},
+    "check_ledger_epsilon": {
+        "streams are forgotten": ("another stream", "lambda es, d: a5.by(lambda e: (e[0], e[4]))"
+                                  "(es, d)"),
+        "training steps alone": ("steps alone", "lambda es, d: a5.by(lambda e: e)([e for e in es"
+                                 " if e[0] == 'training steps'], d)")},
+    "check_honest_total": {
+        "the last run alone": ("tuning looked", "lambda q, s, n, d, k: a5.cost([(q, s)]*n, d)")},
+}
+
+
+def named(text, name):
     "The code of a wrong answer, under the student's name."
-    text = WRONG[check][words]
-    if text.startswith("TRAIN:"):
-        _, sigma, generator, how = text.split(":")
-        return TRAIN.format(sigma=sigma, generator=generator, how=how)
     return text.replace("{name}", name) if text.startswith("def ") else f"{name} = {text}"

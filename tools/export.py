@@ -77,7 +77,8 @@ def write_doors(library=ROOT/"dp_course"):
         rooms = offered(library/package)
         (library/package/"__init__.py").write_text(door(package, rooms), encoding="utf-8")
         (library/package/"__init__.pyi").write_text(stub(rooms), encoding="utf-8")
-    (library/"__init__.pyi").write_text(stub(surface(library)), encoding="utf-8")
+    text = "__version__: str\ndef _document(room: str) -> None: ...\n" + stub(surface(library))
+    (library/"__init__.pyi").write_text(text, encoding="utf-8")
 
 
 def sweep(library=ROOT/"dp_course"):

@@ -1,6 +1,7 @@
 "Draw the floor plan from the imports, and list the rooms: for docs/house.md."
 import ast
 import re
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 
@@ -32,17 +33,19 @@ def rooms(library=ROOT/"dp_course"):
     return found | {name: sorted((library/name).glob("[a-z]*.py")) for name in PACKAGES}
 
 
+@lru_cache(None)  # nobody edits a room while the house is looked at
 def imported(path, library=ROOT/"dp_course"):
     "(node, module from the root, names) of every import in a room."
-    here = ["dp_course", *path.relative_to(library).with_suffix("").parts]
+    here, found = ["dp_course", *path.relative_to(library).with_suffix("").parts], []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node, alias.name, []
+            found += [(node, alias.name, []) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             start = here[:-node.level] if node.level else []
             words = [*start, *(node.module or "").split(".")]
-            yield node, ".".join(filter(None, words)), [alias.name for alias in node.names]
+            names = [alias.name for alias in node.names]
+            found.append((node, ".".join(filter(None, words)), names))
+    return found
 
 
 def arrows():

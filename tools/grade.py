@@ -27,6 +27,7 @@ ROOT = assign.ROOT
 NO_DATA = "cannot be verified on this machine"  # as in assignments/leaderboard.py
 BIG = 100*2**20  # bytes: larger files are not copied
 ZERO = dict(cells=[], seconds=0.)
+STUB = r"# YOUR CODE HERE\n\s*\.\.\.\s*$"  # what stands in an answer that nobody has written
 
 
 # --- what was handed in
@@ -144,17 +145,33 @@ def _preprocessor(runs):
         def preprocess(self, nb, resources):
             told = resources["nbgrader"]
             run = runs[told["student"], told["assignment"]]
+            blank = not_attempted(nb.cells)
             for i, cell in enumerate(nb.cells):
                 if cell.cell_type == "code":
-                    outputs = graded(cell, run["results"].get(i), run["why"])
+                    outputs = graded(cell, run["results"].get(i), run["why"], i in blank)
                     cell.outputs = [nbformat.from_dict(output) for output in outputs]
             return nb, resources
 
     return Outputs
 
 
-def graded(cell, found, why):
+def not_attempted(cells):
+    "Indices of graded cells whose answer is as it was handed out."
+    found, blank = set(), False
+    for i, cell in enumerate(cells):
+        if cell.metadata.get("nbgrader", {}).get("solution"):
+            blank = bool(re.search(STUB, cell.source))
+        elif is_graded(cell) and blank:
+            found.add(i)
+            blank = False
+    return found
+
+
+def graded(cell, found, why, blank=False):
     "The outputs of a cell as nbgrader reads them: a graded one ends in its points or in an error."
+    if blank and not (found and found["value"]):
+        return [grade_sandbox._error("NotAttempted", "not attempted: this question's answer is as "
+                                     "it was handed out")]
     if found is None:
         return [grade_sandbox._error("NotRun", why or "the cell did not run")]
     outputs, value = found["outputs"], found["value"]
@@ -198,12 +215,20 @@ def _zero(course, who, name):
 
 
 def scores(course, who, name):
-    "(grade id, points, most) of a submission, from the gradebook."
+    "(grade id, points, most) of each question of a submission, from the gradebook."
     from nbgrader.api import Gradebook
     with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
         notebook = book.find_submission_notebook(name, name, who)
         grades = [(g.name, g.score or 0., g.max_score) for g in notebook.grades]
     return sorted(grades)
+
+
+def _note(course, who, name, why):
+    "What to say of a submission: what went wrong, and which questions were not attempted."
+    cells = nbformat.read(course/"autograded"/who/name/f"{name}.ipynb", 4).cells
+    blank = [cell.metadata.nbgrader.grade_id.split("-")[-1] for cell in cells if is_graded(cell)
+             and any(o.get("ename") == "NotAttempted" for o in cell.outputs)]
+    return "; ".join(filter(None, (why, blank and f"not attempted: {', '.join(blank)}")))
 
 
 def _feedback(course, who, name):
@@ -259,7 +284,7 @@ def grade(folder, out, jobs=2, limits={}, boxed=True, feedback=True, say=print):
     rows = []
     for key in found:
         if key in runs:
-            notes[key] = _autograde(course, *key, execute) or runs[key]["why"]
+            notes[key] = _autograde(course, *key, execute) or _note(course, *key, runs[key]["why"])
         if key not in runs or notes[key].startswith("nbgrader"):
             _zero(course, *key)
         elif feedback:
@@ -273,23 +298,48 @@ def _number(x):
     return f"{x:.2f}".rstrip("0").rstrip(".")
 
 
+def _write_csv(path, lines):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+
+
+def _in_markdown(head, lines):
+    rows = [head, ["---"]*len(head), *lines]
+    return ["| " + " | ".join(str(text).replace("|", "/") for text in row) + " |" for row in rows]
+
+
+def by_student(rows):
+    "A line per student: points of each assignment, their sum, what it is out of, what is missing."
+    names = sorted({name for _, name, _, _ in rows})
+    most = {name: sum(grade[2] for grade in grades) for _, name, grades, _ in rows}
+    found = {(who, name): (sum(grade[1] for grade in grades), note)
+             for who, name, grades, note in rows}
+    yield ["student", *names, "total", "of", "missing"]
+    for who in sorted({who for who, *_ in rows}):
+        points = [found.get((who, name), (None, ""))[0] for name in names]
+        missing = [f"{name} not handed in" if (who, name) not in found
+                   else f"{name} {found[who, name][1]}" for name in names
+                   if (who, name) not in found or found[who, name][1]]
+        yield [who, *("" if p is None else _number(p) for p in points),
+               _number(sum(p or 0 for p in points)), _number(sum(most.values())),
+               "; ".join(missing)]
+
+
 def write_tables(rows, out):
-    "grades.csv, a line per question, and grades.md, a line per submission."
-    with open(out/"grades.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["student", "assignment", "question", "points", "of", "note"])
-        for who, name, grades, note in rows:
-            for question, points, most in grades:
-                table.writerow([who, name, question, _number(points), _number(most), note])
-    lines = ["| student | assignment | points | by question | note |", "|---|---|---|---|---|"]
+    "students.csv and grades.md, a line per student; grades.csv, a line per question."
+    lines = [["student", "assignment", "question", "points", "of", "note"]]
     for who, name, grades, note in rows:
-        total, most = (sum(grade[i] for grade in grades) for i in (1, 2))
-        parts = ", ".join(f"{question.split('-')[-1]} {_number(points)}"
-                          for question, points, _ in grades)
-        note = note.replace("|", "/")
-        lines.append(f"| {who} | {name} | **{_number(total)}** of {_number(most)} | {parts} "
-                     f"| {note} |")
-    (out/"grades.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines += [[who, name, question, _number(points), _number(most), note]
+                  for question, points, most in grades]
+    _write_csv(out/"grades.csv", lines)
+    students = list(by_student(rows))
+    _write_csv(out/"students.csv", students)
+    questions = [[who, name, ", ".join(f"{question.split('-')[-1]}: {_number(points)}"
+                                       for question, points, _ in grades), note]
+                 for who, name, grades, note in rows]
+    text = [*_in_markdown(students[0], students[1:]), "",
+            *_in_markdown(["student", "assignment", "points by question", "note"], questions)]
+    (out/"grades.md").write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
 def main(argv=None):
@@ -316,7 +366,7 @@ def main(argv=None):
     rows = grade(Path(args.submissions).resolve(), out, args.jobs, limits, not args.unprotected)
     print((out/"grades.md").read_text())
     print(f"{len(rows)} submissions in {time.monotonic() - began:.0f} s. Tables: {args.out}/"
-          f"grades.csv, grades.md; gradebook and feedback: {args.out}/course")
+          f"students.csv, grades.csv, grades.md; gradebook and feedback: {args.out}/course")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = dict(seconds=300, cell_seconds=60, memory_mb=3000, file_mb=200, text=20_000)
 MOST = 8*2**20    # bytes of outputs from one notebook
 LARGE = 64*2**20  # bytes of one answer
+RESTARTS = 3      # of a student's process that ended before its cells had run
 HIDDEN = "### BEGIN HIDDEN TESTS"
 KIT = ("kit", "lab", "leaderboard")  # what students have, too
 
@@ -137,6 +138,11 @@ class Judge:
         cell = dict(source=code, grade=True)
         return run_cell(self.shell, cell, {**self.limits, "cell_seconds": 0})
 
+    def repeat(self, cell):
+        "Run a cell once more, in a new process; its outputs are known."
+        shown = cell["source"].partition(HIDDEN)[0]
+        self.ask("run", dict(source=shown, grade=False), most=MOST)
+
     def cell(self, cell):
         "What comes of one cell."
         shown, _, code = cell["source"].partition(HIDDEN)
@@ -195,40 +201,61 @@ def end_of(process, patience):
         return process.wait()
 
 
-def why_ended(status, log):
+def why_ended(status, log, cell):
     "Why a process ended before its cells had run."
+    where = f"in code cell {cell + 1} the process" if cell >= 0 else "before its first cell it"
     code = -status if status < 0 else status - 128 if status > 128 else 0
     if code:
-        return f"the process was killed by signal {code}"
+        return f"{where} was killed by signal {code}"
     said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     more = f": {said[-1][:200]}" if status and said else ""
-    return f"the process ended itself (exit code {status}){more}" if status else (
-        "the process ended itself")
+    return f"{where} ended itself (exit code {status}){more}" if status else (
+        f"{where} ended itself")
 
 
-def supervise(job):
-    "Run one job to its end, whatever the end is."
+def attempt(
+    job,
+    cells,     # what came of the cells so far: the next ones are added
+    deadline,
+):             # why it ended before its time, "" if it did not; whether a new start may help
+    "Start a process, bring it to where the one before it ended, and run the cells that are left."
     ours, theirs = socket.socketpair()
-    began = time.monotonic()
     process = begin(job, theirs, job["folder"])
     theirs.close()
-    channel = Channel(ours, began + job["limits"]["seconds"])
-    cells = []
+    channel, again, at = Channel(ours, deadline), len(cells), -1
     try:
         introduce(channel, job)
         judge = Judge(channel, job)
-        for cell in job["cells"]:
-            cells.append(judge.cell(cell))
+        for at, cell in enumerate(job["cells"]):
+            if at >= again:
+                cells.append(judge.cell(cell))
+            elif not cells[at].get("ended"):
+                judge.repeat(cell)
     except Stopped:
         pass
     except Exception as error:  # what came back was no answer
         channel.why = channel.why or f"stopped: {type(error).__name__}: {error}"
     ours.close()
-    finished = len(cells) == len(job["cells"])
     status = end_of(process, 0 if channel.why else 1)
+    if len(cells) == len(job["cells"]):
+        return "", False
     log = Path(job["result"]).with_name("student.log")
-    why = "" if finished else channel.why or why_ended(status, log)
-    result = dict(cells=cells, why=why, seconds=round(time.monotonic() - began, 2))
+    why = channel.why or why_ended(status, log, at)
+    return why, not channel.why and at == len(cells)
+
+
+def supervise(job):
+    "Run one job to its end, whatever the end is; a cell that ends the process costs itself alone."
+    began = time.monotonic()
+    cells, whys = [], []
+    while len(cells) < len(job["cells"]) and len(whys) <= RESTARTS:
+        why, helps = attempt(job, cells, began + job["limits"]["seconds"])
+        whys += [why] if why else []
+        if why and not helps:
+            break
+        if why:
+            cells.append(dict(outputs=[_error("Ended", why)], value=None, ended=True))
+    result = dict(cells=cells, why="; ".join(whys), seconds=round(time.monotonic() - began, 2))
     written = Path(job["result"] + ".part")
     written.write_text(json.dumps(result))
     written.rename(job["result"])

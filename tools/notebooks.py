@@ -13,8 +13,8 @@ from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT/"nbs/index.ipynb"
-PICTURES = {"docs/ladder.png": INDEX, "docs/gradient.png": ROOT/"nbs/02_by_hand.ipynb"}
-PICTURE = "docs/ladder.png"
+PICTURES = {"docs/ladder.png": INDEX, "docs/gradient.png": ROOT/"nbs/02_by_hand.ipynb",
+            "docs/attacks.png": ROOT/"nbs/pages/attacks.ipynb"}
 PAGES = {path: ROOT/f"docs/{path.stem}.md" for path in sorted((ROOT/"nbs/pages").glob("*.ipynb"))}
 NOTE = "<!-- Written by `make readme` from {}: edit there. -->\n\n"
 
@@ -91,7 +91,8 @@ def rendered(index):
     for i, cell in enumerate(notebook.cells):
         if has_tag(cell, "picture"):
             said, below = described(notebook.cells[i + 1])
-            notebook.cells[i] = nbformat.v4.new_markdown_cell(f"![{said}](../{PICTURE})")
+            place = next(place for place, source in PICTURES.items() if source == index)
+            notebook.cells[i] = nbformat.v4.new_markdown_cell(f"![{said}](../{place})")
             notebook.cells[i + 1].source = below
         if has_tag(cell, "table"):  # shows its result, not its code
             table = cell.outputs[0]["data"]["text/markdown"]
@@ -108,7 +109,8 @@ def readme(index=INDEX):
 
 def page(path):
     "The text of a page in docs/, made from nbs/pages."
-    text = rendered(path).replace("](../../", "](../#").replace("](../", "](../nbs/")
+    text = rendered(path).replace("](../docs/", "](").replace("](../../", "](../#")
+    text = text.replace("](../", "](../nbs/")
     return NOTE.format(path.relative_to(ROOT)) + text.replace("](../nbs/#", "](../")
 
 

@@ -1,33 +1,34 @@
 """Build the site: `python tools/pages.py [FOLDER]`, by default in out/site: html/index.html.
 
-Sphinx gets FOLDER/source: the notebooks with their saved outputs, README as landing page with the
-ladder drawn from the records, and a page for every module that says what `help()` says.
+Sphinx gets FOLDER/source: the notebooks with their saved outputs, a start page made of README's
+parts, and a page for every module that says what `help()` says.
 Nothing is executed, nothing is fetched.
 """
 import ast
 import importlib
 import importlib.util
 import inspect
-import math
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import notebooks
+import student
 
 from dp_course import _document
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = "Sphinx is not installed: make docs installs and runs it"
-PICTURE = """<div class="ladder"><a href="_static/ladder.png"><picture>
-<source media="(max-width: 46em)" srcset="_static/ladder-phone.png">
-<img src="_static/ladder.png" width="900" alt="{alt}"></picture></a></div>"""
-TITLE = "What private training reaches on CIFAR-10"
+WAYS = """{.button}
+[Read lesson 00](00_start.ipynb)
+
+{.ways}
+- **Learn.** Eighteen lessons, each with exercises that answer: [00](00_start.ipynb) to [17](17_segmentation.ipynb). `make lab` opens your own copy, to run and to change.
+- **Use.** Train your own model: [I want ...](i_want.md), [From Opacus](from_opacus.md), [all commands](commands.md), and what every function takes: [modules](api/index.md).
+- **Teach.** Assignments with hidden checks, plans for six weeks or two days: [teaching](teaching.md)."""  # noqa: E501
 
 
 def installed():
@@ -61,17 +62,31 @@ def with_prose(cells):
     return pairs[::-1]
 
 
+def folded(cell, tag, prompt=None):
+    "Let the site show a part of a cell only when it is asked for."
+    cell.metadata["tags"] = [*cell.metadata.get("tags", ()), tag]
+    if prompt:
+        said = {"code_prompt_show": f"Show {prompt}", "code_prompt_hide": f"Hide {prompt}"}
+        cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | said
+
+
 def prepared(notebook):
-    "A notebook as the site shows it: solutions folded, without the line that names the module."
+    "A notebook as the site shows it: solutions and drawing code folded, nbdev's lines taken out."
     notebook.metadata.pop("widgets", None)  # sliders are dead without a kernel
+    names = student.names_used(notebook.cells)
     kept = []
     for cell, after in with_prose(notebook.cells):
         if has_figure(cell):
             cell.metadata["mystnb"] = {"image": {"alt": caption(after)}}
-        if cell.source.startswith("#| default_exp"):
-            continue
+        if cell.cell_type == "code":
+            cell.source = re.sub(r"(?m)^#\|.*\n?", "",
+                                 student.without_machinery(cell.source, names)).strip("\n")
+            if not cell.source:
+                continue
         if has_tag(cell, "solution"):
-            cell.metadata.tags.append("hide-cell")
+            folded(cell, "hide-cell")
+        elif student.is_diagram(cell):
+            folded(cell, "hide-input", "how it is drawn")
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("index.ipynb)", "index.md)")
         kept.append(cell)
@@ -97,42 +112,6 @@ def copy_notebooks(source, nbs=ROOT/"nbs"):
 # --- the landing page
 
 
-def plain(row):
-    "A rung without the budget in its name: that stands behind it."
-    return replace(row, name=row.name.split("-eps")[0])
-
-
-def short(row, rows):
-    "A rung's name for a narrow screen; its network where two have the same name."
-    twice = sum((other.name, other.eps) == (row.name, row.eps) for other in rows) > 1
-    name = f"{row.name}, {row.model}" if twice else row.name
-    budget = "" if math.isinf(row.eps) else f", eps\N{NO-BREAK SPACE}{row.eps:g}"
-    return textwrap.fill(f"{name}{budget}", 30)
-
-
-def draw_ladder(file):
-    "Draw our records between the report and the literature: wide, and for a phone."
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib.patches import Patch
-
-    from dp_course.cli import OPEN, SOURCES, plot_ladder
-    from dp_course.cli.results import ladder, results
-    run = [row for row in results() if "runs" in row and not row.get("changed")]
-    rows = [plain(row) for row in [*OPEN, *ladder(run)] if row.source != "ours" or row.eps == 3]
-    axes = plot_ladder(rows, TITLE)
-    axes.figure.savefig(file, dpi=200, bbox_inches="tight")
-    axes.set_yticks(range(len(rows)), [short(row, rows) for row in rows],
-                    fontsize=7)
-    axes.set_title(textwrap.fill(TITLE, 30), loc="left", x=-.6, fontsize=11)
-    axes.set_xlabel("test accuracy (%)")
-    axes.figure.set_size_inches(4.4, 1.6 + .3*len(rows))
-    used = dict.fromkeys(row.source for row in rows)
-    axes.legend([Patch(color=SOURCES[name]) for name in used], used, ncol=2, fontsize=8,
-                frameon=False, loc="upper right", bbox_to_anchor=(1., -.1))
-    axes.figure.savefig(file.with_stem("ladder-phone"), dpi=200, bbox_inches="tight")
-
-
 def kept_links(text, folder):
     "Text whose links to what is not in the site are words."
     def kept(found):
@@ -140,12 +119,20 @@ def kept_links(text, folder):
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)\)", kept, text)
 
 
+def section(text, title):
+    "What a page says under a heading."
+    return re.search(rf"(?ms)^## {title}\n+(.*?)(?=^## |\Z)", text)[1].strip()
+
+
 def landing():
-    "README with a ladder that knows phones, and links as they are in the site."
+    "The start page: what the course is, a button, three ways in, and what it reaches."
     text = (ROOT/"README.md").read_text(encoding="utf-8")
-    text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](")
-    said = re.search(r"!\[(.+?)\]\(docs/ladder\.png\)", text)
-    return text.replace(said[0], PICTURE.format(alt=said[1]))
+    text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](").replace("](docs/", "](")
+    opening = text.split("\n## ")[0]
+    return "\n\n".join([opening, WAYS, "## What it reaches", section(text, "What it reaches"),
+                        "## The map", section(text, "The map"),
+                        "## The limits of the guarantee",
+                        section(text, "The limits of the guarantee"), section(text, "More")])
 
 
 def contents(caption, paths, depth=1):
@@ -298,14 +285,17 @@ def prepare(source):
         rows.append((f"{name}.md", name, said))
     write(source/"api/index.md", listing(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
-    (source/"ladder.png").unlink()  # of README
-    draw_ladder(source/"static/ladder.png")
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
-    teach = teach.replace("](../README.md#", "](../index.md#")
+    teach = teach.replace("](../docs/", "](../")
     write(source/"assignments/README.md", kept_links(teach, source/"assignments"))
+    for page in source.glob("*.md"):
+        text = re.sub(r"\]\(\.\./(nbs/)?", "](", page.read_text(encoding="utf-8"))
+        write(page, kept_links(text, source))
     write(source/"index.md", "\n\n".join([
-        kept_links(landing(), source), contents("Lessons", lessons),
-        contents("Behind them", ["workshop/index", "api/index", "assignments/README"])]))
+        kept_links(landing(), source), contents("Learn", lessons),
+        contents("Use", ["i_want", "from_opacus", "commands", "results", "speed", "api/index"]),
+        contents("Teach", ["teaching", "assignments/README"]),
+        contents("Behind it", ["house", "workshop/index"])]))
 
 
 def fresh(folder):

@@ -3,11 +3,13 @@
 Made once from nbs/, by default in student/: a notebook that is there already is never touched, one
 that is missing is added. Solutions move to FOLDER/solutions/, folded; progress is kept in FOLDER.
 Lessons ask for a guess before a cell is run, so the copy keeps no saved output but that of a cell
-which is slow, or is not run; and the lines that make a package of the notebooks stay out of it.
+which is slow, or is not run, or only draws a diagram (its code is folded); and the lines that make
+a package of the notebooks stay out of it.
 """
 import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import nbformat
@@ -42,6 +44,11 @@ def used(cell):
     return {n.id for n in ast.walk(tree_of(cell)) if isinstance(n, ast.Name)}
 
 
+def names_used(cells):
+    "Names that the code of a notebook uses, solutions and all."
+    return {name for cell in cells if cell.cell_type == "code" for name in used(cell)}
+
+
 def is_needed(cells, i):
     "Whether the lesson goes on to use something that only this solution defines."
     lesson = [(j, c) for j, c in enumerate(cells) if c.cell_type == "code" and not is_solution(c)]
@@ -71,13 +78,37 @@ def question(cells, i):
     return found[before] if before < len(found) else "### Exercise"
 
 
-def keeps_output(cell):
+def is_diagram(cell):
+    "Whether a cell draws boxes and arrows: nothing is computed that a reader could guess."
+    shown = any("image/svg+xml" in output.get("data", {}) for output in cell.get("outputs", ()))
+    return shown and "Diagram(" in cell.source
+
+
+def is_late(cell):
     "Whether the reader is shown a result without running the cell: it is slow, or not to be run."
     return bool(re.search(r"(?m)^#\|\s*(slow|eval:\s*false)\s*$", cell.source))
 
 
-def without_machinery(source):
-    "A cell without nbdev's lines for the export, and without imports of private names."
+def asks(cell):
+    "Whether prose asks for an answer that the next cell gives."
+    return cell.cell_type == "markdown" and re.search(r"(?i)\bguess|before you run", cell.source)
+
+
+def imported(node):
+    "The line, or lines below 100 columns, of an import of ours."
+    line = ast.unparse(node)
+    if len(line) <= 100:
+        return [line]
+    head, names = line.split(" import ")
+    return [f"{head} import ("] + textwrap.wrap(names + ")", 96, initial_indent=" "*4,
+                                                subsequent_indent=" "*4)
+
+
+def without_machinery(
+    source,
+    used,    # names that the notebook goes on to use: these are imported, private or not
+):           # the cell without nbdev's lines for the export, and without other private names
+    "Take out of a cell what makes a package of the notebook."
     source = re.sub(r"(?m)^#\|\s*(export|exporti|exports|default_exp\b.*|hide)\s*\n?", "", source)
     source = re.sub(r"(?m)^_all_ = .*\n?", "", source)
     try:
@@ -87,24 +118,30 @@ def without_machinery(source):
     lines = source.split("\n")
     for node in reversed(nodes):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dp_course"):
-            public = [name for name in node.names if not name.name.startswith("_")]
-            if len(public) < len(node.names):
-                kept = [ast.unparse(ast.ImportFrom(node.module, public, node.level))]
-                lines[node.lineno - 1:node.end_lineno] = kept if public else []
+            kept = [name for name in node.names
+                    if not name.name.startswith("_") or name.name in used]
+            if len(kept) < len(node.names):
+                new = imported(ast.ImportFrom(node.module, kept, node.level)) if kept else []
+                lines[node.lineno - 1:node.end_lineno] = new
     return "\n".join(lines)
 
 
 def for_guessing(notebook):
     "The notebook as a student opens it: nothing is computed yet, and nothing is exported."
-    kept = []
+    names = names_used(notebook.cells)
+    kept, before = [], notebook.cells[0]
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            if not keeps_output(cell):
+            picture = is_diagram(cell) and not asks(before)
+            if picture:
+                cell.metadata["jupyter"] = {"source_hidden": True}
+            elif not is_late(cell):
                 cell.outputs, cell.execution_count = [], None
             machinery = cell.source
-            cell.source = without_machinery(machinery).lstrip("\n")
+            cell.source = without_machinery(machinery, names).lstrip("\n")
             if machinery and not cell.source.strip():
                 continue  # there was nothing else in it
+        before = cell
         kept.append(cell)
     notebook.cells = kept
     return notebook

@@ -4,7 +4,7 @@ import math
 import torch
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from dp_course.exercises import Trial, gap
+from dp_course.exercises import Trial, above, below, gap
 
 
 def uniform(trial, low, high):
@@ -15,7 +15,7 @@ def uniform(trial, low, high):
 def judge_case(trial, truth, slips, *args):
     "One case; the diagnosis is the slip that gives this very answer."
     got, want = trial(*args), truth(*args)
-    found = gap(got, want)
+    found = gap(got, want, 1e-3)
     named = (text for text, slip in slips.items() if not gap(got, slip(*args), 1e-4))
     trial.need(not found, found, next(named, "") if found else "")
 
@@ -27,7 +27,8 @@ def check_leak(your_function, seed=None):
     trial = Trial(your_function, "check_leak", seed, (
         "Two answers, two people: four probabilities. Which quotient is the largest?",
         "A yes is p/(1 - p) times as likely from somebody who did.",
-        "`math.log(p/(1 - p))`, and math.inf at p = 1."), {
+        "`math.log(p/(1 - p))`, and math.inf at p = 1."),
+        unsafe=below, slips={
             "eps is the logarithm of the ratio": lambda p: p/(1 - p) if p < 1 else math.inf,
             "compare with the lie, which has probability 1 - p, not with 1/2":
                 lambda p: math.log(2*p),
@@ -41,7 +42,8 @@ def check_leak(your_function, seed=None):
         trial.same(truth, 1 - 2.**-30)
     with trial.holds("always the truth: nothing is hidden"):
         got = trial(1.)
-        trial.need(got == math.inf, f"got {got} for p = 1", "at p = 1 no eps is enough: math.inf")
+        trial.need(got == math.inf, f"got {got} for p = 1", "at p = 1 no eps is enough: math.inf",
+                   leaks=True)
     return trial.card()
 
 
@@ -93,9 +95,11 @@ def _judged(trial, values, high, eps, want, runs=500):
     errors = _answers(trial, values, high, eps, runs) - want
     scale = high/eps
     off = errors.mean().item()/scale
+    beyond = len(values) > 0 and (values.min() < 0 or values.max() > high)
     trial.need(abs(off) < 4.4*math.sqrt(2/runs),
                f"on average {off:+.3g} scales from {want:.6g}, over {runs} runs",
-               "what lies outside [0, high] counts as 0 or as high: clamp first")
+               "what lies outside [0, high] counts as 0 or as high: clamp first",
+               leaks=bool(beyond))
     ratio = errors.abs().mean().item()/scale
     room = 4.4/math.sqrt(runs)
     why = ""
@@ -106,7 +110,7 @@ def _judged(trial, values, high, eps, want, runs=500):
     if ratio == 0:
         why = "no noise at all"
     trial.need(abs(ratio - 1) < room, f"the noise is {ratio:.3f} times as large as it should be",
-               why)
+               why, leaks=ratio < 1)
     return errors.abs()/scale
 
 
@@ -132,11 +136,13 @@ def check_noisy_sum(your_function, seed=None):
         median = pooled.median().item()
         trial.need(abs(median - math.log(2)) < 4.4/math.sqrt(len(pooled)),
                    f"half of {len(pooled)} answers lie within {median:.3f} scales",
-                   "the noise has the right size but another shape: Laplace, for a pure eps")
+                   "the noise has the right size but another shape: Laplace, for a pure eps",
+                   leaks=True)
     with trial.holds("all randomness comes from the generator"):
         pair = [float(trial(values, 3., 1., torch.Generator().manual_seed(s))) for s in (7, 7, 8)]
         trial.need(pair[0] == pair[1] != pair[2], f"seeds 7, 7, 8 gave {pair}",
-                   "pass generator=generator to torch.rand: two runs on one seed must agree")
+                   "pass generator=generator to torch.rand: two runs on one seed must agree",
+                   leaks=pair[0] == pair[2])
     return trial.card()
 
 
@@ -158,7 +164,8 @@ def check_exact_delta(your_function, seed=None):
     trial = Trial(your_function, "check_exact_delta", seed, (
         "Add up how much p exceeds e^eps q, output by output; then the same the other way round.",
         "Where p does not exceed it, the output counts 0, not a negative number.",
-        "`sum(max(0, a - math.exp(eps)*b) for a, b in zip(p, q))`, and the larger of both ways."), {
+        "`sum(max(0, a - math.exp(eps)*b) for a, b in zip(p, q))`, and the larger of both ways."),
+        unsafe=below, slips={
             "Ada may also leave: take the larger of both directions": one_way,
             "subtract e^eps q: what lies under it is paid by eps": over,
             "clamp each output at 0 before adding up": whole})
@@ -192,7 +199,8 @@ def check_largest_eps(your_function, seed=None):
     trial = Trial(your_function, "check_largest_eps", seed, (
         "Odds, not probabilities, grow by e^eps.",
         "limit/(1 - limit) = e^eps * prior/(1 - prior): solve for eps.",
-        "`math.log(limit/(1 - limit)) - math.log(prior/(1 - prior))`"), {
+        "`math.log(limit/(1 - limit)) - math.log(prior/(1 - prior))`"),
+        unsafe=above, slips={
             "probabilities do not grow by e^eps, odds do":
                 lambda prior, limit: math.log(limit/prior),
             "the prior need not be one half": lambda prior, limit: math.log(limit/(1 - limit)),

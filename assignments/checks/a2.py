@@ -3,7 +3,7 @@ import math
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import uniform
-from dp_course.exercises import Trial
+from dp_course.exercises import Trial, below
 
 ORDERS = [*range(2, 65), 128, 256]
 
@@ -46,7 +46,8 @@ def check_rdp_gaussian(your_function, seed=None):
     trial = Trial(your_function, "check_rdp_gaussian", seed, (
         "The formula stands in the question.",
         "Square sigma, and mind the 2.",
-        "`alpha/(2*sigma**2) if sigma else math.inf`"), {
+        "`alpha/(2*sigma**2) if sigma else math.inf`"),
+        unsafe=below, slips={
             "the 2 belongs below the line": lambda alpha, sigma: alpha/sigma**2,
             "sigma is squared": lambda alpha, sigma: alpha/(2*sigma),
             "it grows with the order": lambda alpha, sigma: 1/(2*sigma**2)})
@@ -59,7 +60,8 @@ def check_rdp_gaussian(your_function, seed=None):
         trial.same(gaussian, 2, 1e4)
     with trial.holds("no noise"):
         got = trial(2, 0.)
-        trial.need(got == math.inf, f"got {got}", "without noise nothing is hidden: math.inf")
+        trial.need(got == math.inf, f"got {got}", "without noise nothing is hidden: math.inf",
+                   leaks=True)
     return trial.card()
 
 
@@ -69,7 +71,8 @@ def check_rdp_sampled(your_function, seed=None):
         "Write the logarithm of one term of the sum, then think about adding up.",
         "ln of a sum: top = max(logs), then top + ln(sum(exp(v - top))).",
         "log term: lgamma(alpha + 1) - lgamma(k + 1) - lgamma(alpha - k + 1) + "
-        "(alpha - k)*log1p(-q) + k*log(q) + k*(k - 1)/(2*sigma**2); divide by alpha - 1."), {
+        "(alpha - k)*log1p(-q) + k*log(q) + k*(k - 1)/(2*sigma**2); divide by alpha - 1."),
+        unsafe=below, slips={
             "divide the logarithm by alpha - 1":
                 lambda alpha, q, sigma: sampled(alpha, q, sigma, divide=False),
             "who is not drawn counts, too: (1 - q)^(alpha - k)":
@@ -102,7 +105,8 @@ def check_to_epsilon(your_function, seed=None):
         "One number per order, from the formula; which of them do you return?",
         "All are valid: the smallest. And an eps below 0 is 0.",
         "`max(0, min(v + math.log((a - 1)/a) - (math.log(delta) + math.log(a))/(a - 1) "
-        "for a, v in rdp.items()))`"), {
+        "for a, v in rdp.items()))`"),
+        unsafe=below, slips={
             "that is the older conversion, valid but larger: use the one in the question": _classic,
             "every order gives a valid bound: take the smallest, not the largest":
                 lambda rdp, delta: max(0., max(converted({a: v}, delta) for a, v in rdp.items())),
@@ -141,7 +145,8 @@ def check_run_epsilon(your_function, seed=None):
         "Add divergences of the same order, not epsilons.",
         "rdp[a] = sum over phases of steps*rdp_sampled(a, q, sigma).",
         "`to_epsilon({a: sum(n*rdp_sampled(a, q, s) for q, s, n in phases) for a in orders}, "
-        "delta)`, and 0 if there is nothing."), {
+        "delta)`, and 0 if there is nothing."),
+        unsafe=below, slips={
             "add the divergences, order by order; epsilons add up to too much": apart,
             "all phases look at the same people: they add up": largest,
             "the average plan costs less than the plans: cost is not linear in q and sigma":
@@ -175,7 +180,8 @@ def check_calibrate(your_function, seed=None):
         sigma = float(trial(epsilon_of, budget))
         spent = epsilon_of(sigma)
         trial.need(spent <= budget, f"sigma {sigma:.8g} spends {spent:.8g} of {budget:.8g}",
-                   "return the end of the interval that keeps the promise: not a hair above")
+                   "return the end of the interval that keeps the promise: not a hair above",
+                   leaks=True)
         less = epsilon_of(sigma/1.001)
         trial.need(less > budget, f"sigma {sigma:.8g}, but {sigma/1.001:.8g} is enough",
                    "more noise than needed: bisect until the interval is below a thousandth")
@@ -195,5 +201,5 @@ def check_calibrate(your_function, seed=None):
         except ValueError:
             got = ValueError
         trial.need(got is ValueError, f"got {got}", "who cannot keep the promise must say so: "
-                   "ValueError")
+                   "ValueError", leaks=True)
     return trial.card()

@@ -11,9 +11,23 @@ from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import judge_case
 from dp_course.exercises import Trial, gap
 
+RTOL = 1e-3  # float32, as in the examples that students see
+
 
 def normals(trial, *shape):
-    return torch.randn(*shape, generator=trial.generator, dtype=torch.float64)
+    return torch.randn(*shape, generator=trial.generator)
+
+
+def bounded(trial, total, base, newcomers, max_norm):
+    "The guarantee itself: one more example moves a sum by `max_norm` at most."
+    # total(*rows) -> clipped sum; base, newcomers: tuples of tensors of rows
+    before = total(*base)
+    for newcomer in newcomers:
+        after = total(*(torch.cat(pair) for pair in zip(base, newcomer)))
+        move = (after - before).double().norm().item()/max_norm
+        trial.need(move <= 1 + RTOL, f"one more example moves the sum by {move:.4g} max_norm",
+                   "clip every example by itself, all of its gradient together, before anything "
+                   "is added up", leaks=True)
 
 
 # --- 1
@@ -47,18 +61,23 @@ def check_clipped_sum(your_function, seed=None):
     with trial.holds("long ones and short ones"):
         scale = torch.rand(20, 1, generator=trial.generator)*3
         judge_case(trial, clipped, slips, normals(trial, 20, 6)*scale, 2.)
-    with trial.holds("one example, float32"):
-        trial.same(clipped, 5*normals(trial, 1, 9).float(), .5, rtol=1e-4)
+    with trial.holds("one more example moves the sum by max_norm at most"):
+        rows = normals(trial, 6, 4)
+        huge = [(-1e6*rows.sum(0, keepdim=True),), (1e3*normals(trial, 1, 4),)]
+        bounded(trial, lambda grads: trial(grads, .5), (rows,), huge, .5)
+    with trial.holds("one example"):
+        trial.same(clipped, 5*normals(trial, 1, 9), .5, rtol=RTOL)
     with trial.holds("a gradient of zero"):
-        trial.same(clipped, torch.cat([torch.zeros(1, 4).double(), normals(trial, 2, 4)]), 1.)
+        trial.same(clipped, torch.cat([torch.zeros(1, 4), normals(trial, 2, 4)]), 1., rtol=RTOL)
     with trial.holds("nobody"):
         trial.same(clipped, torch.zeros(0, 5), 1.)
     with trial.holds("one NaN, one infinity, and the rest as usual"):
         grads = normals(trial, 5, 4)
         grads[1, 2], grads[3, 0] = math.nan, math.inf
         got = trial(grads, 1.)
-        found = gap(got, clipped(grads, 1.))
-        trial.need(not found, found, "one bad example must not spoil the sum: it counts nothing")
+        found = gap(got, clipped(grads, 1.), RTOL)
+        trial.need(not found, found, "one bad example must not spoil the sum: it counts nothing",
+                   leaks=True)
     return trial.card()
 
 
@@ -87,7 +106,8 @@ def check_noisy_mean(your_function, seed=None):
             why = "sigma is a multiplier: the noise is sigma times max_norm"
         elif abs(ratio*batch_size - 1) < .2:
             why = "the noise is divided by the batch size twice"
-        trial.need(abs(ratio - 1) < room, f"the noise is {ratio:.4g} times what it should be", why)
+        trial.need(abs(ratio - 1) < room, f"the noise is {ratio:.4g} times what it should be", why,
+                   leaks=ratio < 1)
         off = noise.mean().item()/right*math.sqrt(len(total))
         trial.need(abs(off) < 4.8, f"on average {off:.2g} standard errors from the mean",
                    "divide the sum by the expected batch size")
@@ -105,7 +125,7 @@ def check_noisy_mean(your_function, seed=None):
         one, two, other = (trial(torch.zeros(3), 1., 1., 1., torch.Generator().manual_seed(s))
                            for s in (7, 7, 8))
         trial.need(torch.equal(one, two) and not torch.equal(one, other), "seeds 7, 7, 8",
-                   "pass generator=generator to torch.randn")
+                   "pass generator=generator to torch.randn", leaks=torch.equal(one, other))
     return trial.card()
 
 
@@ -168,11 +188,15 @@ def _cases(trial):
     with trial.holds("inputs as short as the bias, where it matters most"):
         x, y = data(10, 3, 2)
         judge_case(trial, flat(sums), SLIPS, *model(3, 2), .3*x, y, .3)
+    with trial.holds("one more example moves the sum by max_norm at most"):
+        theirs = model(3, 4)
+        newcomers = [(size*normals(trial, 1, 4), torch.tensor([2])) for size in (.1, 1., 1e4)]
+        bounded(trial, lambda x, y: trial(*theirs, x, y, .1), data(6, 3, 4), newcomers, .1)
     with trial.holds("a clip that nobody reaches"):
-        trial.same(flat(sums), *model(3, 4), *data(6, 3, 4), 1e6)
+        trial.same(flat(sums), *model(3, 4), *data(6, 3, 4), 1e6, rtol=RTOL)
     with trial.holds("nobody at all"):
-        trial.same(flat(sums), *model(3, 4), torch.zeros(0, 4).double(),
-                   torch.zeros(0, dtype=torch.long), 1.)
+        trial.same(flat(sums), *model(3, 4), torch.zeros(0, 4), torch.zeros(0, dtype=torch.long),
+                   1.)
 
 
 def check_loop_sum(your_function, seed=None):
@@ -236,13 +260,50 @@ def check_fast_sum(your_function, seed=None):
 # --- 5
 
 
-def _spread(trial, q, sigma, steps, lr, max_norm, n, x=None):
-    "Standard deviation of what noise alone does to the weights, over that of one noise."
-    x = torch.zeros(n, 400).double() if x is None else x
-    y = torch.zeros(n, dtype=torch.long)
-    W, _ = trial(x, y, 10, q, sigma, steps, lr, max_norm, trial.fresh_generator())
-    trial.need(tuple(W.shape) == (10, x.shape[1]), f"W has the shape {tuple(W.shape)}")
-    return W.double().std().item()/(lr*sigma*max_norm/(q*n))
+def _noises(W, b, one):
+    "How large the noise is, tensor by tensor, in units of what it should be."
+    parts = {"W": W, "b": b, "rows of W, compared": (W[::2] - W[1::2])/math.sqrt(2),
+             "columns of W, compared": W.diff(dim=1)/math.sqrt(2)}
+    return {name: (part.double().std().item()/one, part.numel()) for name, part in parts.items()}
+
+
+def _judge_noise(trial, q, steps, n, classes):
+    "Noise on every tensor: right within 4.4 standard errors, which chance exceeds once in 100,000."
+    # sigma is so large that the signal on b is below a hundredth of it
+    lr, sigma, max_norm = .5, 20., 3.
+    x, y = torch.zeros(n, 2), torch.zeros(n, dtype=torch.long)
+    W, b = trial(x, y, classes, q, sigma, steps, lr, max_norm, trial.fresh_generator())
+    shapes = tuple(W.shape), tuple(b.shape)
+    trial.need(shapes == ((classes, 2), (classes,)), f"W and b have the shapes {shapes}")
+    one = lr*sigma*max_norm/(q*n)*math.sqrt(steps)
+    for name, (ratio, count) in _noises(W, b, one).items():
+        why = "the noise has std sigma*max_norm/(q*n), on every weight and every bias"
+        if ratio < .01:
+            why = f"there is no noise on {name}: every number that is released needs its own"
+        elif steps > 1 and abs(ratio - math.sqrt(steps)) < .2*math.sqrt(steps):
+            why = "the same noise in every step: draw it anew"
+        trial.need(abs(ratio - 1) < 4.4/math.sqrt(2*count), f"after {steps} steps the noise on "
+                   f"{name} is {ratio:.4g} times what it should be", why,
+                   leaks=ratio < 1 or "same noise" in why)
+
+
+def _judge_coins(trial, n=400, q=.25, steps=4, runs=60):
+    "Batch sizes, added up over a few steps: coins have a mean and a variance."
+    # A variance from 60 runs is wrong by a factor of .35 or 2.1 less than once in 100,000 times
+    sizes, lr = [], 1e-3
+    for _ in range(runs):
+        _, b = trial(torch.zeros(n, 1), torch.zeros(n, dtype=torch.long), 2, q, 0., steps, lr, 10.,
+                     trial.fresh_generator())
+        sizes.append(b[0].item()/lr*2*q*n)  # each example moves b[0] by half of lr/(q n)
+    mean, variance = statistics.mean(sizes)/steps, statistics.variance(sizes)/steps
+    coins = n*q*(1 - q)
+    trial.need(variance > .35*coins, f"batch sizes vary by {variance:.3g}, coins by {coins:.3g}",
+               "a shuffle or a fixed size is not Poisson sampling: toss a coin for every example, "
+               "and divide by q*n, not by the batch that came up", leaks=True)
+    trial.need(variance < 2.1*coins, f"batch sizes vary by {variance:.3g}, coins by {coins:.3g}",
+               "toss the coins anew in every step", leaks=True)
+    trial.need(abs(mean - n*q) < 5, f"batches of {mean:.4g}, expected {n*q:g}",
+               "draw with probability q, and divide by q*n", leaks=mean > n*q)
 
 
 def check_train(your_function, seed=None):
@@ -252,42 +313,40 @@ def check_train(your_function, seed=None):
         "Sum, noise of std sigma*max_norm on W and on b, divide by q*n, whatever the batch is.",
         "`mean = noisy_mean(total, max_norm, sigma, q*n, generator)`, `W = W - lr*mean`: in every "
         "step, also when nobody was drawn."))
-    with trial.holds("noise adds up over steps: sqrt(steps) times that of one"):
+    with trial.holds("with a rate of zero it ends where it starts: at zero"):
+        x, y = normals(trial, 9, 4), torch.arange(9) % 3
+        end = flat(lambda: trial(x, y, 3, .5, 1., 3, 0., .5, trial.fresh_generator()))()
+        trial.need(not end.any(), f"it ends at {end.abs().max():.3g}",
+                   "start from zeros: any other start has looked at the data", leaks=True)
+    with trial.holds("noise on every weight and bias; it adds up over steps: sqrt(steps) times"):
         for steps in (1, 16):
-            ratio = _spread(trial, 1., 2., steps, .5, 3., 20)/math.sqrt(steps)
-            why = "the noise has std sigma*max_norm/(q*n), fresh in every step"
-            if abs(ratio - math.sqrt(steps)) < .2*math.sqrt(steps) and steps > 1:
-                why = "the same noise in every step: draw it anew"
-            if ratio == 0:
-                why = "there is no noise"
-            trial.need(abs(ratio - 1) < 4.4/math.sqrt(8000),
-                       f"after {steps} steps {ratio:.4g} times what it should be", why)
+            _judge_noise(trial, 1., steps, 20, 2000)
     with trial.holds("empty batches: noise all the same"):
-        ratio = _spread(trial, .01, 1., 25, 1., 1., 10)/5
+        x, y = torch.zeros(10, 400), torch.zeros(10, dtype=torch.long)
+        W, _ = trial(x, y, 10, .01, 1., 25, 1., 1., trial.fresh_generator())
+        ratio = W.double().std().item()/5*.1
         trial.need(abs(ratio - 1) < .1, f"the noise is {ratio:.4g} times what it should be",
                    "a step without examples still adds its noise, divided by the expected q*n, "
-                   "not by the batch that came up")
+                   "not by the batch that came up", leaks=ratio < 1)
+    with trial.holds("one more example moves a step by max_norm/(q n) at most"):
+        rows = normals(trial, 6, 4), torch.arange(6) % 3
+        newcomers = [(size*normals(trial, 1, 4), torch.tensor([2])) for size in (.1, 1., 1e4)]
+
+        def total(x, y):
+            step = flat(lambda: trial(x, y, 3, 1., 0., 1, 1., .1, trial.fresh_generator()))
+            return step()*len(x)
+        bounded(trial, total, rows, newcomers, .1)
     with trial.holds("without noise, everybody drawn: plain descent with clipped gradients"):
         x, y = normals(trial, 30, 4), torch.arange(30) % 3
-        W, b = torch.zeros(3, 4).double(), torch.zeros(3).double()
+        W, b = torch.zeros(3, 4), torch.zeros(3)
         for _ in range(5):
             g_W, g_b = sums(W, b, x, y, .5)
             W, b = W - g_W/30, b - g_b/30
         got = trial(x, y, 3, 1., 0., 5, 1., .5, trial.fresh_generator())
-        found = gap(flat(lambda: got)(), torch.cat([W.flatten(), b]), 1e-4)
+        found = gap(flat(lambda: got)(), torch.cat([W.flatten(), b]), RTOL)
         trial.need(not found, found, "start from zeros, step against the mean, clip each example")
     with trial.holds("batches are made of coins: their sizes vary, by nq(1-q)"):
-        sizes = []
-        for _ in range(60):
-            _, b = trial(torch.zeros(400, 1).double(), torch.zeros(400, dtype=torch.long), 2, .25,
-                         0., 1, 1., 10., trial.fresh_generator())
-            sizes.append(b[0].item()/.5*100)  # each example moves b[0] by half of 1/(q n)
-        mean, variance = statistics.mean(sizes), statistics.variance(sizes)
-        trial.need(abs(mean - 100) < 5, f"batches of {mean:.4g}, expected 100",
-                   "draw with probability q, and divide by q*n, not by the batch that came up")
-        trial.need(30 < variance < 160, f"batch sizes vary by {variance:.3g}, coins by 75",
-                   "a fixed batch size is not Poisson sampling: toss a coin for every example, "
-                   "and divide by q*n, not by the batch that came up")
+        _judge_coins(trial)
     with trial.holds("digits, at about eps = 3: more than 80 % on images it has not seen"):
         x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
         x = x.float()/16

@@ -6,7 +6,7 @@ import torch
 from lab import Suspect, examples
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from checks.a3 import clipped, normals
+from checks.a3 import RTOL, bounded, clipped, normals
 from dp_course import MUTANTS
 from dp_course.audit import SmallTrainer
 from dp_course.exercises import Trial, gap
@@ -242,13 +242,18 @@ def check_mended_step(your_function, seed=None):
         got, want = step(grads, 1., 12.), clipped(grads, 1.)/12
         mean = grads.mean(0)
         short = mean*min(1., 1/mean.norm().item())
-        why = "the mean is clipped, not every example" if not gap(got, short) else ""
-        found = gap(got, want)
-        trial.need(not found, found, why)
+        if not gap(got, short, RTOL):
+            trial.need(False, gap(got, want), "the mean is clipped, not every example", leaks=True)
+        found = gap(got, want, RTOL)
+        trial.need(not found, found)
     with trial.holds("the expected batch size divides"):
         grads = normals(trial, 9, 5)
-        found = gap(step(grads, 1., 20.), clipped(grads, 1.)/20)
-        trial.need(not found, found, "len(grads) is private: divide by the expected batch_size")
+        found = gap(step(grads, 1., 20.), clipped(grads, 1.)/20, RTOL)
+        trial.need(not found, found, "len(grads) is private: divide by the expected batch_size",
+                   leaks=True)
+    with trial.holds("one more example moves the sum by max_norm at most"):
+        newcomers = [(size*normals(trial, 1, 5),) for size in (1., 1e4)]
+        bounded(trial, lambda rows: step(rows, 1., 1.), (grads,), newcomers, 1.)
     with trial.holds("empty batches, and gradients of zero"):
         found = gap(step(torch.zeros(0, 4), 1., 5.), torch.zeros(4), zero=1e-9)
         trial.need(not found, found, "an empty batch has a mean of 0/batch_size")
@@ -260,5 +265,6 @@ def check_mended_step(your_function, seed=None):
             ratio = torch.as_tensor(got).double().std().item()*size/(sigma*max_norm)
             why = "sigma is a multiplier: the noise is sigma*max_norm" if (
                 abs(ratio*max_norm - 1) < .1) else "divide the noise by the batch size, once"
-            trial.need(abs(ratio - 1) < .05, f"{ratio:.3g} times what it should be", why)
+            trial.need(abs(ratio - 1) < .05, f"{ratio:.3g} times what it should be", why,
+                       leaks=ratio < 1)
     return trial.card()

@@ -5,7 +5,7 @@ import leaderboard
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import uniform
-from dp_course.exercises import Card, Trial
+from dp_course.exercises import Card, Trial, below
 from dp_course.privacy import PLDAccountant
 
 
@@ -32,7 +32,8 @@ def check_ledger_epsilon(your_function, seed=None):
         "Which entries are the same look? Which are others?",
         "A set of tuples drops exact repeats; count by (q, sigma) what is left.",
         "`for _, q, sigma, *_ in set(map(tuple, entries))`: counts[q, sigma] += 1, then "
-        "account.step(q, sigma, count) for each."), {
+        "account.step(q, sigma, count) for each."),
+        unsafe=below, slips={
             "a step that was drawn again from another stream is another look":
                 by(lambda entry: (entry[0], entry[4])),
             "the same stream with another digest noised something else: another look":
@@ -71,7 +72,8 @@ def check_honest_total(your_function, seed=None):
     trial = Trial(your_function, "check_honest_total", seed, (
         "Runs on the same data compose like steps.",
         "k runs of n steps are one run of k*n steps.",
-        "`PLDAccountant().step(q, sigma, steps*(1 + tuning_runs)).epsilon(delta)`"), {
+        "`PLDAccountant().step(q, sigma, steps*(1 + tuning_runs)).epsilon(delta)`"),
+        unsafe=below, slips={
             "the runs compose: their epsilons need not be added up, steps can be":
                 lambda q, s, n, d, k: (1 + k)*cost([(q, s)]*n, d),
             "the run that you hand in counts, too":
@@ -100,9 +102,7 @@ def check_standing(folder):
     if refused:
         held, numbers = [(f"tier {i}", False) for i in range(1, 5)], f"refused: {refused[0]}"
     else:
-        it = leaderboard.Submission.read(folder)
-        reached = leaderboard.accuracy(it)
-        tiers = leaderboard.DATA[it.config.data]
-        held = [(f"at least {tier:.1%}", reached >= tier) for tier in tiers]
-        numbers = f"the released model recognizes {reached:.2%}"
+        reached, data = leaderboard.standing(folder), leaderboard.data_of(folder)
+        held = [(f"at least {tier:.1%}", reached >= tier) for tier in leaderboard.DATA[data]]
+        numbers = f"the run, repeated by the grader, recognizes {reached:.2%}"
     return Card("check_standing", tuple(held), numbers=numbers)

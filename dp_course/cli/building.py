@@ -11,9 +11,10 @@ from functools import partial
 from torch import nn
 
 from ..data import learn_only
-from ..features import (
-    ENCODED, PUBLIC, WEIGHTS, LeafRecipe, encoded, leafed, leaves_cnn, leaves_linear, new_head as
-    _new_head, public_featured, public_net, scatter_cnn, scattered, train_only)
+from dp_course.features import (
+    ENCODED, PUBLIC, WEIGHTS, LeafRecipe, deflated, encoded, leafed, leaves_cnn, leaves_deflated,
+    leaves_linear, new_head as _new_head, public_featured, public_net, scatter_cnn, scattered,
+    train_only)
 from ..gradients import (
     fast_grad_sum, linear_grad_sum, linear_head, loop_grad_sum, vmap_grad_sum)
 from ..models import (
@@ -47,6 +48,7 @@ HEADS = {
     "leaves_heavy": _weighing(2.),
     "leaves_heavier": _weighing(2.8),
     "leaves_cnn": leaves_cnn,
+    "leaves_deflated": leaves_deflated,
     "public_linear": linear_head,
 }
 
@@ -56,6 +58,7 @@ FEATURES = {  # f(data, cache=None) -> data
     "scatter": scattered,
     "leaves": leafed,
     "leaves-1600": partial(leafed, recipe=LeafRecipe(patches=1600)),
+    "leaves-deflated": deflated,
     **{name: partial(encoded, name=start) for name, start in ENCODED.items()},
     **{name: partial(public_featured, name=name, **how) for name, how in PUBLIC.items()},
 }

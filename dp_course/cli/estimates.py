@@ -22,7 +22,8 @@ from .presets import PRESETS
 from .releases import IMAGES
 from .tasks import SCANS, task_of
 from ..data import Examples, count, leaves, tree_map
-from ..features import ENCODED, PUBLIC, encoded, find_start, untrained_features
+from ..features import (
+    ENCODED, PUBLIC, DeepRecipe, deflated, encoded, find_start, untrained_features)
 from ..gradients import FlatClip
 from ..training import (
     distinct, leading, mean_std, peak_memory_mb, recorded, runs_folders, settings, synchronize)
@@ -41,6 +42,8 @@ def _one(data_name, features):
     data = Examples(x, y)
     if features in PUBLIC:
         return untrained_features(data, features)
+    if features == "leaves-deflated":
+        return deflated(data, DeepRecipe().sketch(), cache=False)
     if features in ENCODED:
         return encoded(data, "", cache=False)
     return FEATURES[features](data, cache=False) if features else data

@@ -123,6 +123,22 @@ PRESETS["leaves-encoder-eps3"] = dict(
 )
 _at_budgets("leaves-encoder-eps3", 1, 2, 5, 8)
 
+PRESETS["deflated-eps3"] = dict(
+    about="more kinds of features, their loudest directions turned down; full batches",
+    data="cifar10",
+    features="leaves-deflated",
+    model="leaves_deflated",
+    centre=10.,
+    batch_size=50_000,  # q = 1: everybody is in every batch
+    epochs=100,  # so many steps
+    max_norm=.1,
+    lr=792.,  # all rates / (1 - momentum) add up to 40,000 / max_norm
+    schedule="linear",
+    micro_batch=512,
+    tuning_runs=79,  # 67 of leaves-encoder, and at least twelve of the trial that chose the rest
+)
+_at_budgets("deflated-eps3", 1, 2, 5, 8)
+
 PRESETS["leaves-cnn-eps3"] = dict(
     PRESETS["leaves-linear-eps3"],
     about="the same with a small CNN beside the linear model",

@@ -127,7 +127,7 @@ def load(
     root=None,            # folder in torchvision's layout; default `data_root()`
     download:bool=False,  # fetch what is missing or broken from the official hosts
     device=None,          # where the tensors go; default CPU
-):                        # `Examples`
+) -> Examples:
     "Load a whole data set as tensors, after checking every file."
     # ValueError: unknown name. FileNotFoundError: no folder, no file. DataError: wrong size or MD5.
     name = str(name).lower().replace("-", "").replace("fashionmnist", "fashion")

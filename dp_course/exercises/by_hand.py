@@ -183,7 +183,8 @@ def _infinite_counts_zero(trial):
     case = grads, 1.5, 0., 32, trial.fresh_generator()
     found = gap(torch.as_tensor(trial(*case)), _clipped_mean(*case))
     trial.need(not found, found,
-               "0 times infinity is not a number: torch.where(norms.isfinite(), ..., 0.)")
+               "0 times infinity is not a number: torch.where(norms.isfinite(), ..., 0.)",
+               leaks=True)
 
 
 def _generator_decides(trial):

@@ -376,9 +376,10 @@ class Trial:
         hints=(),       # three, the last nearly the solution
         slips=None,     # diagnosis -> a typical wrong function
         leaks=None,     # the same, of answers that break privacy
+        unsafe=None,    # (got, want) -> whether a wrong answer breaks privacy: `below`, `above`
     ):
         self.attempt, self.name, self.hints = attempt, name, hints
-        self.slips, self.leaks = slips or {}, leaks or {}
+        self.slips, self.leaks, self.unsafe = slips or {}, leaks or {}, unsafe
         self.seed = random.SystemRandom().randrange(2**31) if seed is None else seed
         self.generator = torch.Generator().manual_seed(self.seed)
         self.outcomes = []
@@ -442,14 +443,14 @@ class Trial:
         if not ok:
             raise Refused(numbers, why, leaks)
 
-    def same(self, truth, *args, rtol=1e-5, zero=1e-7, unsafe=None):
-        "Compare the student's answer to one case with the truth; `unsafe(got, want)`: it leaks."
+    def same(self, truth, *args, rtol=1e-5, zero=1e-7):
+        "Compare the student's answer to one case with the truth."
         got = self(*args)
         want = truth(*fresh_copy(args))
         found = gap(got, want, rtol, zero)
         self.seen.append(_Seen(args, fresh_copy(got), rtol, zero, bool(found)))
         if found:
-            leaks = bool(unsafe and unsafe(got, want))
+            leaks = bool(self.unsafe and self.unsafe(got, want))
             raise Refused(f"for {_called(args)}: {found}", leaks=leaks)
         return got
 
@@ -541,11 +542,11 @@ class Exercise:
         seed=None,      # of the cases; default: fresh ones
     ):                  # `Card`
         "Judge a function, property by property."
-        trial = Trial(your_function, self.name, seed, self.hints, self.slips, self.leaks)
+        trial = Trial(your_function, self.name, seed, self.hints, self.slips, self.leaks,
+                      self.unsafe)
         for text, cases in self.properties.items():
             with trial.holds(text):
                 if callable(cases):
                     cases = cases(trial)
-                trial.all_same(self.truth, cases or (), rtol=self.rtol, zero=self.zero,
-                               unsafe=self.unsafe)
+                trial.all_same(self.truth, cases or (), rtol=self.rtol, zero=self.zero)
         return trial.card()

@@ -5,6 +5,9 @@ from dp_course import _door
 __getattr__, __dir__, __all__ = _door(__name__, {
     "cache": """
         cached_features digest in_tensors""",
+    "deflation": """
+        CosineNet DeepMaps DeepRecipe DeflatedRows Deflation deflated leaves_deflated
+        loud_directions soft_leaves two_kinds""",
     "encoders": """
         ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_features encoder_parts
         encoder_state find_start load_encoder load_start load_whole save_encoder stage_maps""",
@@ -12,13 +15,11 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
         feature_bound leafed leaves_cnn leaves_linear patch_filters weighed""",
     "pretraining": """
-        Pretraining Slices align_uniform judge leaf_stock normalized_features pick_up_slices
-        pretrain_step probe random_views slice_of_run""",
-    "public_features": """
-        PUBLIC PublicMetric describe fixed_views load_public_net public_featured public_rows
-        said_by_layers untrained_features""",
+        Pretraining ResumableRun align_uniform drawn_run judge leaf_stock normalized_features
+        pretrain_step probe public_accuracy public_images public_run public_step random_views""",
     "public_nets": """
-        PublicRun pick_up_public public_images public_step slice_of_training""",
+        NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
+        load_public_net public_net transfer_cnn""",
     "public_start": """
         THEIRS hours labelled noise_over_signal ours training_flops""",
     "scattering": """
@@ -26,9 +27,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "scattering_transform": """
         Scattering ScatteringFeatures ScatteringRecipe crop_spectrum filter_and_subsample
         filter_bank gabor morlet scattered""",
-    "slices": """
-        SlicedRun exit_code slice_options""",
+    "second_layer": """
+        LogScattering SecondLayer low_precision part_averages parts_of_code random_projection""",
     "transfer": """
-        Adapter Centre MOVING NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage
-        labels_of_task new_head public_net train_only transfer_cnn with_adapters""",
+        Adapter Centre MOVING PUBLIC PublicFeatures PublicMetric describe fixed_views new_head
+        public_featured public_rows said_by_layers train_only untrained_features with_adapters""",
 })

@@ -224,16 +224,15 @@ def feature_bound(
 
 
 def clipped_mean(
-    data,             # `Examples` of dicts of maps
-    bound:float,      # on the length of one feature vector
-    weights=WEIGHTS,
-    coarse:float=0.,  # as for `emphasized`
-    chunk:int=500,    # images at a time
-):                    # (f,) float64; adding or removing one image moves it by at most bound/n
+    data,          # `Examples`
+    bound:float,   # on the length of one feature vector
+    rows=weighed,  # raw rows -> (b,f) feature vectors, each on its own
+    chunk:int=500,  # images at a time
+):                 # (f,) float64; adding or removing one image moves it by at most bound/n
     "Compute the mean of all feature vectors, each clipped to a bound: private, not noised yet."
     total = 0.
     for idx in torch.arange(len(data)).split(chunk):
-        x = weighed(data.rows(idx)[0], weights, coarse).double()
+        x = rows(data.rows(idx)[0]).double()
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         factors = (bound/norms).clamp(max=1)
         total = total + torch.where(norms.isfinite(), factors*x, 0.).sum(0)
@@ -257,14 +256,19 @@ class LeafNet(nn.Module):
         self.weight = weight
         self.coarse = coarse
         self.weights = weights
+        self.bound = feature_bound(shapes, weights, coarse)  # on the rows that the mean is of
         self.register_buffer("mean", torch.zeros(features))  # set once, by a release
         self.linear = nn.Linear(features, classes)
         for p in self.linear.parameters():
             nn.init.zeros_(p)
         self.network = network
 
+    def rows(self, maps):
+        "Feature vectors, not centred yet."
+        return weighed(maps, self.weights, self.coarse)
+
     def forward(self, **maps):
-        x = weighed(maps, self.weights, self.coarse) - self.mean
+        x = self.rows(maps) - self.mean
         scores = self.linear(self.weight*x)
         if self.network is None:
             return scores
@@ -293,19 +297,16 @@ def leaves_cnn(
 
 # %% ../../nbs/workshop/features/patches.ipynb #390e49ab
 def buy_mean(
-    trainer,      # of a `LeafNet`, before its first step
+    trainer,      # of a network that has `rows`, `bound` and `mean`, before its first step
     sigma:float,  # noise multiplier of the release
 ):
     "Publish a noisy mean of the private features, and centre the network by it."
     refuse_units(trainer.plan, "the mean of the features")
     data, model = trainer.data, trainer.model
-    shapes = {name: v.shape[1:] for name, v in data.train_x.items()}
-    how = dict(weights=model.weights, coarse=model.coarse)
-    bound = feature_bound(shapes, **how)
     mean = trainer.noisy(
         "mean of the features",
-        clipped_mean(data, bound, **how),
-        sensitivity=bound/len(data),
+        clipped_mean(data, model.bound, model.rows),
+        sensitivity=model.bound/len(data),
         sigma=sigma,
     )
     with torch.no_grad():

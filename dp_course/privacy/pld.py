@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import fft, special
+from scipy import special
 
 from ..basics import check_number
 from .gaussian import gaussian_delta, gaussian_epsilon
@@ -328,6 +328,8 @@ def _log_spectrum(
     p,  # (size,) probabilities that add up to 1
 ):      # index of the largest one, (frequencies,) logarithm of the transform seen from there
     "Transform what is beside the largest probability: n times it keeps n times fewer digits wrong."
+    from scipy import fft  # loaded by the first composition, not by the first import
+
     peak = int(p.argmax())
     rest = np.roll(p, -peak)
     rest[0] = -rest[1:].sum()  # 1 - p[0] with all its digits
@@ -485,6 +487,8 @@ class ComposedLoss:
         h:float,     # distance between grid points
     ):               # losses, their masses, bound on the mass lost
         "Add up the losses of all steps, tilted while it happens."
+        from scipy import fft
+
         size = fft.next_fast_len(int((top - low)/h) + 16, real=True)
         log_spectrum, shift = 0., 0
         log_total, lost = 0., 0.

@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..data import (
     arguments, as_examples, call_model, count, flatten_views, leaves, losses_of, take, tree_map)
@@ -131,6 +130,8 @@ def _devices(stage):
 
 def _measure(case, rows, b):
     "Count what a row costs, and note all dimensions of its activations."
+    from torch.utils.flop_counter import FlopCounterMode  # it loads a compiler for GPUs
+
     twin = copy.deepcopy(case.stage.model)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:

@@ -13,6 +13,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
@@ -270,7 +271,7 @@ class Trainer:
     def fit(
         self,
         steps=None,  # default: all that are left
-    ):               # the trainer
+    ) -> Self:       # the trainer
         "Take private steps; memory that one step frees is kept for the next."
         # ValueError: no number of steps, or more than are paid for
         if steps is not None:

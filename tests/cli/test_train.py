@@ -483,7 +483,13 @@ FAST = [f"{name}-fast" for name in PRESETS]
 KINDS = {bare(name): name for name in FAST}  # other budgets are the same code
 
 
-@pytest.mark.parametrize("name", KINDS.values())
+QUICK = ("digits", "public-max100", "scatter-cnn", "shoe-mnist", "leaves-encoder-plain",
+         "leaves-cnn", "oct-head", "report-v1", "resnet20-cpu-plain")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow]*(not name.startswith(QUICK)))
+    for name in KINDS.values()])
 def test_every_miniature_takes_a_step(name, no_data, monkeypatch):
     monkeypatch.setenv("DP_COURSE_DATA", no_data)
     c = replace(make_config(name), batch_size=8)

@@ -139,16 +139,36 @@ ROWS = [pytest.param(check, words, marks=[SLOWLY]*(check in wrong_handins.SLOW))
 
 
 def test_every_question_has_three_wrong_answers():
-    assert set(wrong_handins.WRONG) == set(ASKED)
-    assert all(len(wrong) >= 3 for wrong in wrong_handins.WRONG.values())
+    wrong = {check: [*wrong_handins.WRONG.get(check, ()), *wrong_handins.LEAKS.get(check, ())]
+             for check in ASKED}
+    assert all(len(answers) >= 3 for answers in wrong.values())
+    assert set(wrong_handins.WRONG) | set(wrong_handins.LEAKS) == set(ASKED)
 
 
 @pytest.mark.parametrize("check,words", ROWS)
 def test_a_typical_mistake_gets_the_hint_meant_for_it(check, words, spaces):
-    card = verdict(check, wrong_handins.code(check, words, ASKED[check][1]), spaces)
+    code = wrong_handins.named(wrong_handins.WRONG[check][words], ASKED[check][1])
+    card = verdict(check, code, spaces)
     assert not card.solved and points(card, 4) < 4
     assert words in card.why, card
     assert card.hints
+
+
+LEAKS = [pytest.param(check, what, marks=[SLOWLY]*(check in wrong_handins.SLOW))
+         for check, wrong in wrong_handins.LEAKS.items() for what in wrong]
+
+
+@pytest.mark.parametrize("check,what", LEAKS)
+def test_an_answer_that_breaks_privacy_earns_half_at_most(check, what, spaces):
+    words, text = wrong_handins.LEAKS[check][what]
+    card = verdict(check, wrong_handins.named(text, ASKED[check][1]), spaces)
+    assert card.leaks and points(card, 4) <= 2, card
+    assert words in card.why, card
+
+
+def test_zeros_of_the_usual_type_are_a_right_start(spaces):
+    "What works on the images that a student sees works on the hidden cases."
+    assert verdict("check_train", wrong_handins.TRAIN, spaces).solved
 
 
 def test_a_float32_sampler_keeps_its_point(spaces):
@@ -218,7 +238,8 @@ def test_a_forged_accuracy_is_refused_with_the_numbers(changed):
         if line["kind"] == "end":
             line["test_accuracy"] = .99
     reseal(changed, change)
-    assert "the record says 99.00%, the released model recognizes 9" in refusals(changed)
+    said = refusals(changed)
+    assert "the record says 99.00%, the run repeated from its seed recognizes 9" in said
 
 
 def test_a_forged_noise_is_refused_with_the_numbers(changed):
@@ -229,14 +250,93 @@ def test_a_forged_noise_is_refused_with_the_numbers(changed):
     assert "forged: sigma is 4.44998 in the record, 2.22499 in the checkpoint" in refusals(changed)
 
 
-def test_another_model_is_refused(changed, honest):
+def with_weights(folder, by):
+    "Move the released weights by normal numbers of some size."
     from dp_course.training import save_atomic
-    release = leaderboard.Submission.read(honest).release
-    weights = dict(release["weights"])
-    name = next(n for n, v in weights.items() if v.dim() == 2 and len(v) == 10)
-    weights[name] = weights[name] + .02*torch.randn(weights[name].shape)
-    save_atomic({**release, "weights": weights}, changed/"model.pt")
+    release = leaderboard.Submission.read(folder).release
+    weights = {name: value + by*torch.randn(value.shape)
+               for name, value in release["weights"].items()}
+    save_atomic({**release, "weights": weights}, folder/"model.pt")
+
+
+@pytest.mark.parametrize("by", [.02, 1e-4])
+def test_another_model_is_refused(changed, by):
+    "Also one that was tuned on the test part by a thousandth of its way."
+    with_weights(changed, by)
     assert "of its way from the model that was released" in refusals(changed)
+
+
+def test_the_weights_that_are_graded_are_the_graders(changed, honest):
+    "Weights that differ by what rounding explains pass, and earn what the repeated run earns."
+    with_weights(changed, 1e-9)
+    assert leaderboard.standing(changed) == leaderboard.standing(honest)
+    it = leaderboard._verified(str(changed))[1]
+    assert leaderboard._distance(it.replay.weights, it.release["weights"]) > 0
+    it.release["weights"] = dict.fromkeys(it.release["weights"], torch.zeros(()))
+    assert leaderboard.accuracy(it) == leaderboard.standing(honest)
+
+
+ELSEWHERE = """
+import sys
+import torch
+sys.path.insert(0, sys.argv[1])
+import leaderboard
+from dp_course.cli import make_config
+torch.set_num_threads(int(sys.argv[3]))
+leaderboard.hand_in(make_config("digits-eps3"), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("kind,threads", [
+    ("avx2", 1), pytest.param(None, 2, marks=pytest.mark.slow)])
+def test_a_run_of_another_processor_stands(tmp_path, kind, threads):
+    "It rounds otherwise, so its noise is another: the ledger says which."
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if kind:
+        usual = torch.backends.cpu.get_cpu_capability()
+        env["ATEN_CPU_CAPABILITY"] = kind if usual == "AVX512" else "default"
+    subprocess.run([sys.executable, "-c", ELSEWHERE, ROOT/"assignments", tmp_path/"s",
+                    str(threads)], env=env, check=True)
+    assert refusals(tmp_path/"s") == ""
+    it = leaderboard._verified(str(tmp_path/"s"))[1]
+    if it.replay.exact:
+        pytest.skip("this machine rounds the same way with both")
+
+
+def test_noise_that_was_chosen_is_refused(tmp_path, monkeypatch):
+    "Whoever writes the digests names the noise: the best of a few in every step goes his way."
+    prepared = leaderboard._prepared
+
+    def choosing(config, seed=None):
+        trainer = prepared(config, seed)
+        own = trainer._sum_to_charge
+
+        def along(entry, total):
+            noise = trainer._noise(entry)
+            return sum((leaderboard.normal(g.shape, noise)*g).sum() for g in total.values())
+
+        def chosen(batch):
+            total, norms, entry = own(batch)
+            tries = [entry._replace(digest=f"{i:032x}") for i in range(4)]
+            return total, norms, max(tries, key=lambda entry: along(entry, total))
+        trainer._sum_to_charge = chosen
+        return trainer
+    monkeypatch.setattr(leaderboard, "_prepared", choosing)
+    leaderboard.hand_in(make_config("digits-eps3"), tmp_path/"s")
+    monkeypatch.undo()
+    assert "the digests name noise that goes the model's way" in refusals(tmp_path/"s")
+
+
+def test_a_batch_that_was_chosen_is_refused(changed):
+    "The second batch of a step is for runs that were changed; an honest ledger has the first."
+    from dp_course.training import save_atomic
+    state = leaderboard.Submission.read(changed).state
+    entries = [[*e[:3], e[3][:-1] + "1", *e[4:]] if e[4] == 7 else e
+               for e in state["book"]["entries"]]
+    state["book"]["entries"] = entries
+    save_atomic(state, changed/"checkpoint")
+    lines = (changed/"checkpoint.ledger").read_text()
+    assert "re-seeded: 1 steps were drawn again, and 1 from streams" in refusals(changed), lines
 
 
 def test_a_reseeded_run_is_refused(tmp_path):
@@ -267,11 +367,11 @@ def test_without_the_data_nothing_is_said_about_a_submission(changed, monkeypatc
     def missing(config, seed=None):
         raise FileNotFoundError("digits: no folder")
     monkeypatch.setattr(leaderboard, "_prepared", missing)
-    leaderboard._findings.cache_clear()
+    leaderboard._verify_once.cache_clear()
     said = refusals(changed)
     assert said.count(grade.NO_DATA) == 2 and "it has no copy of 'digits'" in said
     assert grade.NO_DATA == leaderboard.NO_DATA
-    leaderboard._findings.cache_clear()
+    leaderboard._verify_once.cache_clear()
 
 
 def test_the_same_files_are_verified_once(honest, monkeypatch):
@@ -378,6 +478,8 @@ def graded(copies, tmp_path_factory):
     folder, out = base/"submissions", base/"grades"
     loop = "def leak(p):\n    while True:\n        pass"
     with_cells(copies, folder, "loops_inside", answer=loop, kind="solution")
+    leave = "def leak(p):\n    import os\n    os._exit(0)"
+    with_cells(copies, folder, "leaves_inside", answer=leave, kind="solution")
     for who, source in ATTACKS.items():
         with_cells(copies, folder, who, first=source, kind="solution")
     places = [str(folder), str(out), str(ROOT/"assignments"), str(ROOT/"dp_course/basics.py")]
@@ -401,15 +503,19 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
     got = totals(rows)
     assert got["good", "a1"] == got["zz_last", "a1"] == got["late", "a1"] == 20
     assert got["blank", "a1"] == got["garbage", "a1"] == 0
-    for who in ("crashes", "leaves"):
-        assert got[who, "a1"] == 0, who
+    for who in ("crashes", "leaves"):  # that cell is lost, the rest is run in a new process
+        assert got[who, "a1"] == 20, who
+    assert got["leaves_inside", "a1"] == 16
     assert {path: path.read_bytes() for path in folder.rglob("*.ipynb")} == before
     notes = {who: note for who, _, _, note in rows}
     for who in ("loops", "sleeps", "fills", "prints"):  # one cell is stopped, the rest is theirs
         assert got[who, "a1"] == 20 or "more time" in notes[who], who
     assert got["loops_inside", "a1"] == 16 or "more time" in notes["loops_inside"]
-    for who in ("crashes", "leaves"):
+    for who in ("crashes", "leaves", "leaves_inside"):
         assert "signal" in notes[who] or "ended itself" in notes[who]
+    assert notes["blank"] == "not attempted: 1, 2, 3, 4, 5"
+    page = (out/"course/feedback/leaves_inside/a1/a1.html").read_text()
+    assert "the process ended itself" in page and "properties" in page
     book = nbformat.read(out/"course/autograded/prints/a1/a1.ipynb", 4)
     assert sum(len(o.get("text", "")) for c in book.cells if "outputs" in c
                for o in c.outputs) < 50_000
@@ -434,8 +540,64 @@ def test_the_tables_say_what_the_gradebook_says(graded):
     with open(out/"grades.csv", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert sum(float(line["points"]) for line in lines if line["student"] == "good") == 20
-    assert "| good | a1 | **20** of 20 |" in (out/"grades.md").read_text()
+    assert "| good | 20 | 20 | 20 |  |" in (out/"grades.md").read_text()
+    assert "blank,0,0,20,a1 not attempted" in (out/"students.csv").read_text()
     assert (out/"course/feedback/good/a1/a1.html").exists()
+
+
+@SLOWLY
+@needs_box
+def test_a_cell_that_ends_the_process_costs_itself_alone(tmp_path):
+    (tmp_path/"s").mkdir()
+    sources = ["x = 1", "import os; os._exit(3)", "y = x + 1", "os.abort()", "y"]
+    sandbox = grade.Sandbox(dict(seconds=200))
+    try:
+        found = sandbox.run(tmp_path/"s", [dict(source=s, grade=False) for s in sources])
+    finally:
+        sandbox.close()
+    kinds = [[output.get("ename") for output in cell["outputs"]] for cell in found["cells"]]
+    assert kinds[0] == kinds[2] == [] and kinds[1] == ["Ended"]
+    assert kinds[3] == ["NameError"]  # `os` went with the cell that imported it
+    assert found["cells"][4]["outputs"][0]["data"]["text/plain"] == "2"
+    assert found["why"] == "in code cell 2 the process ended itself (exit code 3)"
+
+
+def test_a_student_has_one_row_with_what_is_missing(tmp_path):
+    rows = [("ada", "a1", [("a1-1", 4., 4.), ("a1-2", 1.5, 4.)], ""),
+            ("ada", "a2", [("a2-1", 0., 4.)], "not attempted: 1"),
+            ("bob", "a1", [("a1-1", 2., 4.), ("a1-2", 0., 4.)], "")]
+    assert list(grade.by_student(rows)) == [
+        ["student", "a1", "a2", "total", "of", "missing"],
+        ["ada", "5.5", "0", "5.5", "12", "a2 not attempted: 1"],
+        ["bob", "2", "", "2", "12", "a2 not handed in"]]
+    grade.write_tables(rows, tmp_path)
+    assert "| bob | 2 |  | 2 | 12 | a2 not handed in |" in (tmp_path/"grades.md").read_text()
+    assert (tmp_path/"students.csv").read_text().count("\n") == 3
+
+
+def test_an_unanswered_question_is_called_not_attempted():
+    def cell(source, **told):
+        return nbformat.v4.new_code_cell(source, metadata={"nbgrader": told})
+    stub = "def f(x):\n    \"What.\"\n    # YOUR CODE HERE\n    ..."
+    check = cell("f(1)", grade=True, points=4)
+    book = [cell(stub, solution=True), check, cell(stub[:-3] + "return x", solution=True), check]
+    assert grade.not_attempted(book) == {1}
+    failed = dict(outputs=[grade_student._error("TypeError", "None")], value=None)
+    assert grade.graded(check, failed, "", True)[0]["ename"] == "NotAttempted"
+    right = grade.graded(check, dict(outputs=[], value=3.), "", True)
+    assert right[-1]["data"] == {"text/plain": "3.0"}
+
+
+def test_students_do_not_see_the_buttons_of_nbgrader():
+    "Also where it is installed; `make lab TEACH=1` shows them."
+    def said(*args):
+        done = subprocess.run(["make", "-n", "lab", *args], cwd=ROOT, text=True,
+                              capture_output=True)
+        return done.stdout
+    assert "JUPYTER_CONFIG_PATH" in said() and "tools/lab/students" in said()
+    assert "JUPYTER_CONFIG_PATH" not in said("TEACH=1")
+    page = json.loads((ROOT/"tools/lab/students/labconfig/page_config.json").read_text())
+    assert page["disabledExtensions"] == {"@jupyter/nbgrader": True}
 
 
 @needs_nbgrader

@@ -149,7 +149,7 @@ def wrong_answer(check, words):
 
 # Thousands of calls each, or an accountant's search for every answer: in `make test-slow`.
 LONG = {"check_guilty", "check_second_sigma", "check_affordable", "check_advise", "check_compare",
-        "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
+        "check_judge", "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
 ROWS = [pytest.param(check, words, marks=[pytest.mark.slow]*(check in LONG and words != first))
         for check, first in ((check, next(iter(WRONG[check]))) for check in sorted(WRONG))
         for words in WRONG[check]]
@@ -303,24 +303,44 @@ def test_solutions_stand_in_a_second_place(copy):
 
 def test_a_guess_is_a_guess_in_the_copy(copy):
     "Saved results stand only where nobody waits for them; what makes a package stays at home."
+    diagrams, late = 0, 0
     for path in copy.rglob("*.ipynb"):
+        before = None
         for cell in nbformat.read(path, 4).cells:
             if cell.cell_type == "code":
-                assert student.keeps_output(cell) or not cell.outputs, (path, cell.id)
+                drawn = student.is_diagram(cell)
+                assert student.is_late(cell) or drawn or not cell.outputs, (path, cell.id)
+                assert not drawn or cell.metadata.jupyter.source_hidden, (path, cell.id)
+                assert not (drawn and student.asks(before)), (path, cell.id)
+                diagrams, late = diagrams + drawn, late + student.is_late(cell)
                 assert not re.search(r"(?m)^#\|\s*(export|default_exp)|^_all_", cell.source), path
-                assert not re.search(r"^from dp_course\S* import .*\b_\w+", cell.source, re.M), path
                 assert cell.source.strip() or not cell.metadata.get("tags"), path
-    kept = [cell for path in copy.glob("*.ipynb") for cell in nbformat.read(path, 4).cells
-            if cell.cell_type == "code" and cell.outputs]
-    assert kept, "results of slow cells are shown"
+            before = cell
+    assert diagrams >= 15 and late >= 5, "pictures and the results of slow cells are shown"
+
+
+def test_a_lesson_of_the_copy_imports_every_name_that_it_uses(copy, tmp_path):
+    "Private names only where a cell needs them: `_check_eps` in the lesson that exports its user."
+    for path in [*copy.glob("*.ipynb"), *copy.glob("workshop/**/*.ipynb")]:
+        cells = [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
+        code = "\n\n".join(re.sub(r"(?m)^\s*[%!].*$", "pass", c.source) for c in cells)
+        (tmp_path/f"{path.parent.name}_{path.stem}.py").write_text(code + "\n")
+        for names in re.findall(r"(?m)^from dp_course\S* import (\([^)]*\)|.*)", code):
+            for name in re.findall(r"\b_\w+", names):
+                assert len(re.findall(rf"\b{name}\b", code)) > 1, (path, name)
+    found = subprocess.run([Path(sys.executable).parent/"ruff", "check", "--isolated", "--select",
+                            "F821", "--output-format", "concise", tmp_path],
+                           capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
 
 
 def test_lines_of_the_export_are_taken_out():
     source = "#| default_exp x\n\n#| export\nfrom dp_course.data import _door, load\nx = 1"
-    assert student.without_machinery(source).split() == (
+    assert student.without_machinery(source, ()).split() == (
         "from dp_course.data import load x = 1".split())
-    assert student.without_machinery("from dp_course.data import _door\ny = 2") == "y = 2"
-    assert student.without_machinery("#| slow\n%time f()") == "#| slow\n%time f()"
+    assert "import _door, load" in student.without_machinery(source, {"_door"})
+    assert student.without_machinery("from dp_course.data import _door\ny = 2", ()) == "y = 2"
+    assert student.without_machinery("#| slow\n%time f()", ()) == "#| slow\n%time f()"
 
 
 def test_links_of_the_copy_lead_somewhere(copy):

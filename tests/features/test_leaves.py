@@ -174,7 +174,7 @@ def test_one_image_moves_the_mean_by_no_more_than_it_pays(kept, scale, coarse):
     after = {name: np.concatenate([v, (scale*draw(v[:1].shape)).astype(np.float16)])
              for name, v in before.items()}
     y = torch.cat([data.train_y, data.train_y[:1]])
-    sums = [len(d)*L.clipped_mean(d, bound, coarse=coarse, chunk=7)
+    sums = [len(d)*L.clipped_mean(d, bound, partial(L.weighed, coarse=coarse), chunk=7)
             for d in (data, data.replace(train_x=after, train_y=y))]
     moved = torch.linalg.vector_norm(sums[1] - sums[0]).item()/bound
     assert moved <= 1 + 1e-9
@@ -277,27 +277,27 @@ def test_views_stay_inside_the_image_and_change_only_place_and_light():
 
 
 def test_a_run_in_slices_is_the_run_in_one_go(stock, tmp_path):
-    quiet = dict(stock=stock, say=lambda text: None)
-    whole = P.Slices(TOY, tmp_path/"whole")
-    assert P.slice_of_run(whole, **quiet)["finished"]
-    cut = P.Slices(TOY, tmp_path/"cut")
+    quiet = dict(say=lambda text: None)
+    whole = P.drawn_run(TOY, stock, tmp_path/"whole")
+    assert whole.work(**quiet)["finished"]
+    cut = P.drawn_run(TOY, stock, tmp_path/"cut")
     while cut.t < TOY.steps:  # a step at a time
-        end = P.slice_of_run(cut, **quiet, seconds=0.)
-        cut = P.pick_up_slices(TOY, tmp_path/"cut")
+        end = cut.work(**quiet, seconds=0.)
+        cut = P.drawn_run(TOY, stock, tmp_path/"cut").pick_up()
     near(dict(cut.model.state_dict()), dict(whole.model.state_dict()), 1e-6)
     lines = [json.loads(line) for line in cut.file(".jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("start") == 1 and lines[-1]["kind"] == "end"
     assert end["finished"] and end["views"] == TOY.views and lines[0]["plan"] is None
     with pytest.raises(ValueError, match="other settings"):
-        P.pick_up_slices(replace(TOY, lr=.2), tmp_path/"cut")
+        P.drawn_run(replace(TOY, lr=.2), stock, tmp_path/"cut").pick_up()
     with pytest.raises(ValueError, match="already"):
-        P.slice_of_run(P.Slices(TOY, tmp_path/"cut"), **quiet)
+        P.drawn_run(TOY, stock, tmp_path/"cut").work(**quiet)
 
 
 def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
     "Long runs were begun with it: seven words, and a record beside it."
-    quiet = dict(stock=stock, say=lambda text: None)
-    whole, cut = P.Slices(TOY, tmp_path/"whole"), P.Slices(TOY, tmp_path)
+    quiet = dict(say=lambda text: None)
+    whole, cut = P.drawn_run(TOY, stock, tmp_path/"whole"), P.drawn_run(TOY, stock, tmp_path)
     for some, steps in (whole, 6), (cut, 2):
         for t in range(steps):
             P.pretrain_step(TOY, some.model, some.optimizer, stock, t)
@@ -305,9 +305,10 @@ def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
                  model=cut.model.state_dict(), optimizer=cut.optimizer.state_dict())
     save_atomic(state, cut.file(".checkpoint"))
     Record(cut.file(".jsonl")).write("start", preset="pretrain-wrn10_2")
-    end = P.slice_of_run(P.pick_up_slices(TOY, tmp_path), **quiet)
+    end = P.drawn_run(TOY, stock, tmp_path).pick_up().work(**quiet)
     assert end["finished"] and end["seconds"] > 8
-    near(dict(P.pick_up_slices(TOY, tmp_path).model.state_dict()), dict(whole.model.state_dict()))
+    again = P.drawn_run(TOY, stock, tmp_path).pick_up()
+    near(dict(again.model.state_dict()), dict(whole.model.state_dict()))
 
 
 def test_a_feature_that_leaves_never_move_stays_small(monkeypatch):
@@ -487,6 +488,7 @@ def test_the_encoder_that_comes_with_the_course():
     assert sum(p.numel() for p in encoder_state(model).values()) == 272_474 - 650
 
 
+@pytest.mark.slow
 def test_a_release_is_not_tested_on_features_of_another_encoder(tmp_path, monkeypatch):
     "Same shapes, same number of views, other weights."
     one, two = (written(tmp_path/name, 1) for name in "ab")
@@ -510,8 +512,8 @@ def test_a_release_is_not_tested_on_features_of_another_encoder(tmp_path, monkey
     assert len(released.prepared(given.test_x).test_x["encoder3"]) == 4
 
 
-@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-cnn-eps3-fast", .6),
-                      ("leaves-encoder-eps3-fast", .6)])
+@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-encoder-eps3-fast", .6),
+                      pytest.param("leaves-cnn-eps3-fast", .6, marks=pytest.mark.slow)])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
     small = partial(L.leafed, recipe=FEW, cache=tmp_path)
     monkeypatch.setitem(FEATURES, "leaves", small)
@@ -528,7 +530,8 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
 
 
 @by("preset, given", [("resnet20-cpu-eps3-fast", {}),
-                      ("resnet20-synthetic-eps3-fast", dict(head_steps=2))])
+                      pytest.param("resnet20-synthetic-eps3-fast", dict(head_steps=2),
+                                   marks=pytest.mark.slow)])
 def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
     config = make_config(preset, **given)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),

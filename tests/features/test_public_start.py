@@ -27,9 +27,9 @@ from dp_course.cli import run as train
 from dp_course.cli.results import results
 from dp_course.data import Examples, load
 from dp_course.data import datasets as data_module
-from dp_course.features import load_start, save_encoder
-from dp_course.features import public_features as P
-from dp_course.features import public_nets as N
+from dp_course.features import cache, load_start, save_encoder
+from dp_course.features import pretraining as N
+from dp_course.features import transfer as P
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20
 from dp_course.training import flat_row, read_record, sweep
@@ -45,8 +45,8 @@ def trained(tmp_path_factory):
     "A public network of the digits 0 to 4."
     out = tmp_path_factory.mktemp("public")
     data = digits_between(0, 5).replace(classes=tuple(map(str, range(10))))
-    run = N.PublicRun(SMALL, data, out)
-    N.slice_of_training(run, say=lambda text: None, every=1e-6)
+    run = N.public_run(SMALL, data, out)
+    run.work(say=lambda text: None, every=1e-6)
     return run, out
 
 
@@ -85,9 +85,10 @@ def test_tasks_are_disjoint_groups():
 def test_a_wide_layer_stands_on_frozen_convolutions(trained):
     run, out = trained
     wide = replace(SMALL, name="wide", width=96, start="small")
-    again = N.PublicRun(wide, run.data, out)
+    data = digits_between(0, 5).replace(classes=tuple(map(str, range(10))))
+    again = N.public_run(wide, data, out)
     before = {name: v.clone() for name, v in again.model.state_dict().items()}
-    N.public_step(wide, again.model, again.optimizer, run.data, 0, 10)
+    N.public_step(wide, again.model, again.optimizer, data, 0, 10)
     for name, v in again.model.state_dict().items():
         assert torch.equal(v, before[name]) == (before[name].dim() == 4 or name in (
             "0.bias", "2.bias", "5.bias", "7.bias", "10.bias", "12.bias")), name
@@ -180,7 +181,7 @@ def test_without_the_public_network_one_line_names_its_command(preset, net, no_n
     words = [preset, "--batch-size", "20", "--out", str(tmp_path/"out"), "--device", "cpu"]
     assert train.main(words) == 2
     line, = capsys.readouterr().err.splitlines()
-    assert f"python -m dp_course.features.public_nets {net}" in line and str(tmp_path) in line
+    assert f"dp-pretrain {net} " in line and str(tmp_path) in line
     assert not list((tmp_path/"out").glob("*")), "nothing was begun"
 
 
@@ -189,7 +190,7 @@ def test_without_the_public_network_one_line_names_its_command(preset, net, no_n
 def test_what_it_would_cost_is_said_without_the_network(preset, net, f, no_network, capsys):
     assert train.main([preset, "--dry-run", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert f"{10*(f + 1):,} parameters" in said and f"public_nets {net}" in said
+    assert f"{10*(f + 1):,} parameters" in said and f"dp-pretrain {net} " in said
 
 
 def test_presets_say_how_many_runs_chose_them():
@@ -274,7 +275,8 @@ LEARNS = {"all": "", "head": "head", "norms": "head+norms", "adapters": "head+ad
 
 @pytest.mark.parametrize("preset, given, least", [
     ("public-linear-eps3-fast", {}, .7), ("public-max100-eps2.12-fast", {}, .7),
-    *(("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0)
+    *(pytest.param("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0,
+                   marks=[pytest.mark.slow]*(learns in ("head", "head+norms")))
       for learns in LEARNS.values())])
 def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, given, least):
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path/"nowhere"))
@@ -373,7 +375,7 @@ def test_each_network_and_each_reading_has_a_file(as_if_there):
     found += [FEATURES["max-100"](photographs(), **other).train_x
               for other in (dict(power=0.), dict(within=True), dict(k=2))]
     assert [x.shape[1] for x in found] == [2048] + 4*[1024]
-    assert len(list((as_if_there/"public").glob("*.pt"))) == 5
+    assert len(list((as_if_there/"features").glob("*.npy"))) == 5
     assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
 
 
@@ -403,7 +405,7 @@ def test_photographs_become_features_once(tmp_path, monkeypatch):
     first = P.public_featured(photographs())
     assert first.train_x.shape == (60, 2048) and first.train_x.dtype == torch.float16
     assert "public features" in first.name
-    monkeypatch.setattr(P, "_computed", None)  # nothing is computed again
+    monkeypatch.setattr(cache, "_fill", None)  # nothing is computed again
     assert torch.equal(P.public_featured(photographs()).train_x, first.train_x)
 
 

@@ -165,6 +165,7 @@ FAULTS = """
 """
 
 
+@pytest.mark.slow
 def test_keep_memory_keeps_it():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(FAULTS)], check=True,
                           capture_output=True, text=True, timeout=120)

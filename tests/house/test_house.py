@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
@@ -34,10 +35,20 @@ SURFACE = """PrivacyPlan epsilon noise_multiplier Examples load
     replay_sensitivity noise_audit one_run_audit sampler_audit replay_release MUTANTS""".split()
 
 
+@lru_cache(None)  # the tests read, and change nothing
+def opened(path):
+    return nbformat.read(path, 4)
+
+
 def cells(path, kind):
-    return [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == kind]
+    return [cell for cell in opened(path).cells if cell.cell_type == kind]
 
 
+def code_of(path):
+    return [cell.source for cell in cells(path, "code")]
+
+
+@lru_cache(None)
 def tree(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -116,15 +127,22 @@ def test_links_of_pages_lead_somewhere():
     assert not complaints(lost, PAGES)
 
 
-def test_the_first_page_is_short_and_its_code_runs_as_it_stands(tmp_path):
+def test_the_first_page_is_short():
     text = (ROOT/"README.md").read_text()
     prose = re.sub(r"(?s)```.*?```|<!--.*?-->", "", text)
     assert len(prose.split()) <= 900
-    block = re.search(r"(?s)```python\n(.*?)```", text)[1]
-    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True,
-                          text=True)
-    assert done.returncode == 0, done.stderr
-    assert "test accuracy 9" in done.stdout and (tmp_path/"model.pt").exists()
+
+
+def test_help_says_what_to_use_for_what():
+    "Every row of `help(dp_course)` is shown at work on the page, which `nbdev_test` runs."
+    rows = [row.split("  ", 1) for row in dp_course.__doc__.splitlines() if row.startswith("to ")]
+    shown = "\n".join(code_of(ROOT/"nbs/pages/i_want.ipynb"))
+    assert len(rows) >= 15
+    for want, use in rows:
+        words = re.findall(r"\w+(?==|\()", use)
+        assert words and not [w for w in words if not re.search(rf"\b{w}\b", shown)], want
+    front = (ROOT/"README.md").read_text()
+    assert "docs/i_want.md" in front and "docs/from_opacus.md" in front
 
 
 # --- floors and addresses
@@ -238,9 +256,25 @@ def test_imports_are_visible():
         assert "__import__" not in path.read_text()
 
 
+def loaded(line, after="pass"):
+    "Packages, and parts of SciPy, that a line of code loads after another one."
+    code = (f"import sys\n{after}\nbefore = {{*sys.modules}}\n"
+            f"{line}\nprint(*{{*sys.modules}} - before)")
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    words = [name.split(".") for name in done.stdout.split()]
+    return {name[0] for name in words} | {".".join(n[:2]) for n in words if n[0] == "scipy"}
+
+
 def test_the_package_is_loaded_only_when_it_is_used():
-    code = "import sys, dp_course; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert not loaded("import dp_course") & (RUNTIME | {"torch"})
+
+
+def test_a_trainer_loads_nothing_that_draws_or_reads_files():
+    "They take seconds; what remains is scipy.special, which the first plan needs."
+    more = loaded("from dp_course import Trainer", after="import torch")
+    assert {"dp_course", "scipy.special"} <= more
+    assert not more & {"matplotlib", "torchvision", "sklearn", "PIL", "triton", "IPython", "pandas",
+                       "scipy.stats", "scipy.fft", "scipy.signal", "scipy.optimize"}
 
 
 # --- code that reads by itself
@@ -266,7 +300,7 @@ def test_ruff_is_content():
 
 
 def exported_code(path):
-    return "\n\n".join(filter(notebooks.is_exported, notebooks.code_cells(path)))
+    return "\n\n".join(filter(notebooks.is_exported, code_of(path)))
 
 
 def test_ruff_is_content_with_exported_cells(tmp_path):
@@ -283,7 +317,7 @@ def test_ruff_notices():
 
 
 def wide_lines(path):
-    return [line for source in notebooks.code_cells(path) for line in source.splitlines()
+    return [line for source in code_of(path) for line in source.splitlines()
             if len(line) > 100]
 
 
@@ -320,7 +354,7 @@ def test_public_surface():
 
 def unwell(path):
     "What is wrong with a notebook as a whole, in words."
-    notebook = nbformat.read(path, 4)
+    notebook = opened(path)
     code = cells(path, "code")
     outputs = [output for cell in code for output in cell.outputs]
     source = "".join(cell.source for cell in code)
@@ -348,7 +382,7 @@ def lacking(path):
     figures = [o for c in code for o in c.outputs if "image/png" in o.get("data", {})]
     exercises = [c for c in cells(path, "markdown") if "### Exercise" in c.source]
     solutions = [c for c in code if "solution" in c.metadata.get("tags", [])]
-    prose, cells_in_all = len(cells(path, "markdown")), len(nbformat.read(path, 4).cells)
+    prose, cells_in_all = len(cells(path, "markdown")), len(opened(path).cells)
     found = {"prose": prose < cells_in_all/3, "figures": len(figures) < 2,
              "exercises": len(exercises) < 3,
              "solutions": len(solutions) < len(exercises) - 1,
@@ -415,8 +449,13 @@ def defined_by(node):
                 yield name, names_in(node)
 
 
+@lru_cache(None)
+def statements_of(source):
+    return [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt)]
+
+
 def statements(sources):
-    return [n for s in sources for n in ast.walk(ast.parse(s)) if isinstance(n, ast.stmt)]
+    return [node for source in sources for node in statements_of(source)]
 
 
 def checked_names(sources, through=()):
@@ -436,7 +475,7 @@ def checked_names(sources, through=()):
 
 
 def unchecked_exports(path):
-    sources = notebooks.code_cells(path)
+    sources = code_of(path)
     exported = [ast.parse(s).body for s in sources if notebooks.is_exported(s)]
     exports = [node.name for body in exported for node in public(body)]
     plain = [re.sub(r"(?m)^\s*[%!].*$", "", s) for s in sources if not notebooks.is_exported(s)]

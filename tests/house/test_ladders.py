@@ -52,7 +52,9 @@ def test_views_train_at_the_best_rate_of_ema_too():
     assert {c["lr"] for c in final} == {2., 4.} and len(final) == 10
 
 
-@pytest.mark.parametrize("rung", ladders.RUNGS)
+@pytest.mark.parametrize("rung", [  # the highest has what all others have
+    pytest.param(rung, marks=[pytest.mark.slow]*(rung not in ("without privacy", "+ views")))
+    for rung in ladders.RUNGS])
 def test_a_miniature_of_every_rung(rung):
     digits = load("digits")
     data = digits.replace(

@@ -27,8 +27,9 @@ if not pages.installed():
     pytest.skip(pages.NEEDED, allow_module_level=True)
 
 NOTEBOOKS = [path.relative_to(ROOT/"nbs") for path in
-             [*ROOT.glob("nbs/[0-9]*.ipynb"), *ROOT.glob("nbs/workshop/*.ipynb")]]
-MODULES = [path.stem for path in ROOT.glob("dp_course/[a-z]*.py")]
+             [*ROOT.glob("nbs/[0-9]*.ipynb"), *ROOT.glob("nbs/workshop/**/*.ipynb")]]
+MODULES = [".".join(path.relative_to(ROOT/"dp_course").with_suffix("").parts)
+           for path in ROOT.glob("dp_course/**/[a-z]*.py")]
 FOUND = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
 CHROMIUM = next(filter(None, FOUND), None)
 needs_browser = pytest.mark.skipif(
@@ -36,8 +37,8 @@ needs_browser = pytest.mark.skipif(
     and "DP_COURSE_BROWSER" not in os.environ,
     reason="no Playwright or no Chromium here: make test-docs installs both")
 SHOWN = ["index", "01_definition", "03_cost", "04_sampling", "08_clipping", "13_results",
-         "14_audit", "workshop/index", "workshop/pld", "workshop/exercises", "api/index",
-         "api/accounting", "api/trainer", "genindex"]
+         "14_audit", "i_want", "from_opacus", "house", "workshop/index", "workshop/privacy/pld",
+         "api/index", "api/privacy.accounting", "api/training.trainer", "genindex"]
 WIDEST = """Math.max(...['html', 'body', '.main', '.content', '.article-container', 'article']
     .flatMap(s => [...document.querySelectorAll(s)]).map(e => e.scrollWidth))"""
 PHONE = dict(width=390, height=844)
@@ -139,8 +140,8 @@ def test_formulas_are_rendered(read, site):
 def test_figures_are_shown_and_described(read, site):
     front = read["index.html"].images
     ladder = next(image for image in front if image["src"].endswith("ladder.png"))
-    assert "without privacy, at 91" in ladder["alt"]
-    assert (site/"html"/ladder["src"]).stat().st_size > 50_000
+    assert "Without privacy 91" in ladder["alt"]
+    assert (site/"html"/ladder["src"]).stat().st_size > 20_000
     for path in NOTEBOOKS:
         saved = sum(map(pages.has_figure, nbformat.read(ROOT/"nbs"/path, 4).cells))
         images = read[path.with_suffix(".html").as_posix()].images
@@ -148,13 +149,37 @@ def test_figures_are_shown_and_described(read, site):
         assert all(" " in image["alt"] for image in images), path
 
 
-def test_solutions_are_folded(site):
+def test_solutions_and_drawing_code_are_folded(site):
     text = (site/"html/01_definition.html").read_text(encoding="utf-8")
     assert text.count('<details class="admonition hide') >= 3
+    assert "Show how it is drawn" in text
+
+
+def test_tables_are_tables(read, site):
+    "No page shows the pipes from which Markdown makes one."
+    for name, page in read.items():
+        assert not re.search(r"(?m)^\s*\|.*\|\s*$", "".join(page.words)), name
+    for name in ("13_results", "i_want", "from_opacus"):
+        assert "<table" in (site/f"html/{name}.html").read_text(encoding="utf-8"), name
+
+
+def test_what_makes_a_package_is_not_shown(site):
+    for path in [*(site/"html").glob("*.html"), *(site/"html/workshop").rglob("*.html")]:
+        text = re.sub("<[^>]+>", "", path.read_text(encoding="utf-8"))
+        left = re.search(r"(?m)^\s*#\|\s*(export|default_exp|hide|slow|gpu)\b|^_all_ =", text)
+        assert not left, path.name
+
+
+def test_the_start_page_offers_three_ways(read):
+    page = read["index.html"]
+    words = " ".join("".join(page.words).split())
+    assert "Read lesson 00" in words
+    assert all(f"{way}." in words for way in ("Learn", "Use", "Teach"))
+    assert {"00_start.html", "i_want.html", "teaching.html", "house.html"} <= set(page.links)
 
 
 def test_reference_says_what_help_says(read):
-    words = " ".join("".join(read["api/dpsgd.html"].words).split())
+    words = " ".join("".join(read["api/gradients.dpsgd.html"].words).split())
     assert "Parameters" in words and "Returns" in words
     for said in ("ValueError", "loop_grad_sum", "max_norm", "bound on"):
         assert said in words
@@ -162,7 +187,8 @@ def test_reference_says_what_help_says(read):
 
 def test_search_knows_the_words(site):
     index = (site/"html/searchindex.js").read_text(encoding="utf-8")
-    assert all(word in index for word in ("clip", "poisson", "04_sampling", "api/accounting"))
+    for word in ("clip", "poisson", "04_sampling", "api/privacy.accounting"):
+        assert word in index, word
 
 
 # --- in a browser

@@ -2,7 +2,7 @@
 
 The wheel is built from a copy of what git tracks, and installed beside nothing else of ours; her
 copy of the lessons lies elsewhere, her home is empty, and the network is not needed. `make test`
-walks through the first lesson, `make test-path` through all of them (DP_COURSE_SLOW).
+builds the wheel and looks into it, `make test-path` walks through all lessons (DP_COURSE_SLOW).
 """
 import os
 import shutil
@@ -18,7 +18,6 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = [path.name for path in sorted(ROOT.glob("nbs/[0-9]*.ipynb"))]
-SHORT = ["00_start.ipynb"]
 LATER = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-path runs it")
 
 
@@ -86,6 +85,7 @@ assert main(["digits-eps3-fast", "--seed", "0", "--out", "out"]) == 0
 """
 
 
+@LATER
 def test_the_wheel_imports_and_trains_alone(installed, clone, tmp_path):
     "Every module is in it, and imports nothing but what it says it needs."
     rooms = [path.relative_to(clone).with_suffix("").parts
@@ -96,8 +96,8 @@ def test_the_wheel_imports_and_trains_alone(installed, clone, tmp_path):
     assert len(rooms) > 40 and list((tmp_path/"out").glob("*.release.pt"))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[LATER]*(name not in SHORT))
-                                  for name in LESSONS])
+@LATER
+@pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_runs_with_the_wheel(name, installed, home):
     notebook = nbformat.read(home/"student"/name, 4)
     notebook.cells.append(nbformat.v4.new_code_cell("import dp_course\ndp_course.__file__"))

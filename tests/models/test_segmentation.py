@@ -255,6 +255,7 @@ def small(tmp_path, monkeypatch):
     rates = {("head", 8.): [(4., 1)], ("norms", 200.): [(1., 1)],
              ("patients", 8.): [(1., 1)]}
     monkeypatch.setattr(segmentation, "RATES", rates)  # each trainer proves a U-Net: seconds
+    monkeypatch.setattr(segmentation, "CEILINGS", {"head-views": (.004,)})
     return tmp_path/"sweep-segmentation.jsonl"
 
 

@@ -164,7 +164,8 @@ def test_the_whole_plan_ends():
                 rows.append(cell | {"accuracy": 1/(1 + abs(cell["lr"] - .5)),
                                     "stats_found": [[0., 1.]]*14})
                 done.add(shoe.key(cell))
-    assert not todo and {row["part"] for row in rows} == set(shoe.PARTS) - {"all", "sigmoid"}
+    assert not todo
+    assert {row["part"] for row in rows} == {part.__name__ for part in shoe.ORDER} - {"sigmoid"}
     finals = [row for row in rows if row["stage"] == "final" and row["part"] == "activations"]
     assert {(row["task"], row["act"]) for row in finals} == {
         (task, act) for task in shoe.TASKS for act in shoe.START}
@@ -175,7 +176,8 @@ def test_the_whole_plan_ends():
 RACE = 'fig, axes = panels([f"{name}: each'
 SHOWN = ("dp_course shoe", "ROWS =", "TASKS =", "titles =", "# How many runs did each get",
          RACE, "def race", "KS =", "fig, axes = panels([\"Fashion", "def optimizers", "def dp_sgd",
-         "STARTS =", "def gap(", "def last", "def moments", "usual, like")
+         "STARTS =", "def gap(", "def last", "def moments",
+         "from dp_course.training import read_record", "usual, like")
 
 
 def lesson(rows, monkeypatch):
@@ -228,7 +230,7 @@ def recorded(but=()):
 
 def test_the_record_holds_all_that_the_lesson_asks_for(monkeypatch):
     names, said = lesson(recorded(), monkeypatch)
-    assert len(said) == 5 and len(names["CLAIMS"]) == 12
+    assert len(said) == 5 and len(names["CLAIMS"]) == 14
     for panels in said.values():
         assert any(labels for _, labels in panels)
     (_, _), (_, labels) = said[RACE]  # the last panel has the legend of both

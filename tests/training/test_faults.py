@@ -448,6 +448,7 @@ def survive(tmp_path, kills, seed):
     return log.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_kill_at_any_system_call_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums in another order differ in the last bit
     survive(tmp_path, 4, seed=0)

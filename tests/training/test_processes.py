@@ -491,6 +491,7 @@ def released(folder):
     return torch.load(path, weights_only=True)["weights"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     torch.set_num_threads(1)
     calm = quiet(miniature(), out=tmp_path/"calm", seed=3)
@@ -513,6 +514,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     assert [row["step"] for row in rows if row["kind"] == "epoch"] == [2, 3, 4, 6]
 
 
+@pytest.mark.slow
 def test_torchrun_trains_once_prints_once_and_leaves_one_record(tmp_path):
     torchrun = "torch.distributed.run --nproc-per-node 2 --master-port 0 --standalone"
     typed = f"{torchrun} -m dp_course.cli.run digits-eps3-fast --seed 3 --device cpu --out"
