@@ -292,10 +292,9 @@ def _group_norm(norm):
     return made.to(norm.weight) if norm.affine else made
 
 
-def _private_recurrent(layer):
-    "The layer of Opacus with the same weights, which sees one example's sequence at a time."
-    from opacus import layers  # only here: its import takes a while
-    kind = getattr(layers, f"DP{type(layer).__name__}")
+def _private_recurrent(layer, recurrent):
+    "The layer of Opacus with the same weights, which keeps examples apart."
+    kind = getattr(recurrent, f"DP{type(layer).__name__}")
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout",
              "bidirectional")
     made = kind(**{name: getattr(layer, name) for name in names})
@@ -303,14 +302,14 @@ def _private_recurrent(layer):
     return made.to(next(layer.parameters()))
 
 
-def _fixed(layer):
+def _fixed(layer, recurrent):
     "What may stand in a layer's place, and the reason; or None."
     if _is_frozen_norm(layer):
         return FrozenNorm(layer), "frozen: a fixed scale and shift"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and hasattr(layer, "num_features"):
         return _group_norm(layer), "computes with the whole batch"
-    if type(layer) in (nn.LSTM, nn.GRU, nn.RNN):
-        return _private_recurrent(layer), "keeps no example's gradient apart"
+    if type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and recurrent is not None:
+        return _private_recurrent(layer, recurrent), "keeps no example's gradient apart"
     twin = copy.copy(layer)
     if getattr(layer, "track_running_stats", False):
         twin = type(layer)(layer.num_features, layer.eps, affine=layer.affine)
@@ -324,13 +323,17 @@ def _fixed(layer):
 
 
 def fix(
-    model,  # `nn.Module`: its layers are replaced in place
-):          # list of sentences: what was replaced by what, and why
+    model,           # `nn.Module`: its layers are replaced in place
+    recurrent=None,  # a module with DPLSTM, DPGRU and DPRNN: `opacus.layers`
+):                   # list of sentences: what was replaced by what, and why
     "Replace the layers that a private run refuses by such that keep examples apart."
-    # ValueError: the model itself is such a layer. ImportError: a recurrent layer, without Opacus
+    # ValueError: the model itself is such a layer
     done = []
     for path, layer in list(model.named_modules()):
-        made = _fixed(layer)
+        if type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and recurrent is None:
+            done.append(f"{path}: {type(layer).__name__} stays (pass recurrent=opacus.layers, or "
+                        "train with batch_first=True and engine=loop_grad_sum)")
+        made = _fixed(layer, recurrent)
         if made is None:
             continue
         if not path:
