@@ -68,7 +68,7 @@ def _door(
 
 # `__init__.pyi` says the same to type checkers; `make export` writes it
 __getattr__, __dir__, __all__ = _door(__name__, {
-    "privacy": "PrivacyPlan epsilon noise_multiplier",
+    "privacy": "PrivacyPlan Search epsilon noise_multiplier",
     "data": "Examples load",
     "gradients": """FlatClip AdaptiveClip LayerClip fast_grad_sum loop_grad_sum vmap_grad_sum
         hook_grad_sum ghost_grad_sum bookkeeping_grad_sum""",

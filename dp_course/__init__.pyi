@@ -1,6 +1,7 @@
 __version__: str
 def _document(room: str) -> None: ...
 from .privacy import PrivacyPlan as PrivacyPlan
+from .privacy import Search as Search
 from .privacy import epsilon as epsilon
 from .privacy import noise_multiplier as noise_multiplier
 from .data import Examples as Examples

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dp_course.cli import Job
-from dp_course.cli.run import run
+from dp_course.cli import Job, train
 from dp_course.data import Examples, load
 from dp_course.privacy import RDPAccountant
 from dp_course.training import Trainer
@@ -25,7 +24,7 @@ def generator(seed=0):
 
 def quiet(config, **asked):
     "Run a training without a word: what `run` returns."
-    return run(Job(config, **asked), say=lambda text: None, show=False)
+    return train(Job(config, **asked), say=lambda text: None, show=False)
 
 
 def first_digits(n=60, tested=20):

@@ -6,14 +6,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dp_course.cli.run import main
+from dp_course.cli.main import main
 
 
 def server():
     "What starts such processes; all tests of a worker share it, and what it has imported."
     context = multiprocessing.get_context("forkserver")
     # an optimizer imports torch._dynamo when it is made: two seconds for each child, or once here
-    context.set_forkserver_preload(["dp_course.cli.run", "torch._dynamo", "torch.distributed",
+    context.set_forkserver_preload(["dp_course.cli.main", "torch._dynamo", "torch.distributed",
                                     "pytest"])
     return context
 

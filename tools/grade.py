@@ -64,6 +64,38 @@ def collect(path, to, alone):
             shutil.copyfile(item, place)
 
 
+def as_typed(text):
+    "Markdown that shows what somebody has typed, and does nothing that it says."
+    fence = "`"*(3 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def tame(
+    path,   # notebook, handed in: it is rewritten
+    given,  # notebook, as it was handed out
+):
+    "Keep a notebook's cells and nothing else; prose that is not ours is shown as it was typed."
+    try:
+        cells = nbformat.read(path, 4).cells
+    except Exception:  # no notebook: nbgrader will say so
+        return
+    ours = nbformat.read(given, 4).cells
+    prose = {cell.source for cell in ours if cell.cell_type == "markdown"}
+    known = {cell.metadata.nbgrader.grade_id for cell in ours if "nbgrader" in cell.metadata}
+    kept = []
+    for cell in cells:
+        told = cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "code":
+            kept.append(nbformat.v4.new_code_cell(cell.source))
+        else:
+            text = cell.source if cell.source in prose else as_typed(cell.source)
+            kept.append(nbformat.v4.new_markdown_cell(text))
+        if told.get("grade_id") in known:
+            kept[-1].metadata = {"nbgrader": told}
+    kernel = dict(name="python3", display_name="Python 3", language="python")
+    nbformat.write(nbformat.v4.new_notebook(cells=kept, metadata={"kernelspec": kernel}), path)
+
+
 # --- the sandbox
 
 
@@ -263,7 +295,9 @@ def grade(folder, out, jobs=2, limits={}, boxed=True, feedback=True, say=print):
     for (who, name), path in found.items():
         _clear(course, who, name)
         collect(path, course/"submitted"/who/name, path.parent in flat)
-        (course/"submitted"/who/name/path.name).rename(course/"submitted"/who/name/f"{name}.ipynb")
+        mine = course/"submitted"/who/name/f"{name}.ipynb"
+        mine.with_name(path.name).rename(mine)
+        tame(mine, course/"release"/name/f"{name}.ipynb")
         notes[who, name] = _autograde(course, who, name, None)
     readable = [key for key in found if not notes[key]]
     fresh = {name: assign.fresh_cells(name) for name in asked}

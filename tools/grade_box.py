@@ -22,6 +22,7 @@ REFUSED = """unshare setns mount umount2 pivot_root chroot move_mount open_tree 
     init_module finit_module delete_module kexec_load kexec_file_load io_uring_setup personality
     open_by_handle_at quotactl syslog acct fork vfork""".split()
 THREAD, ENOSYS = 0x10000, 38  # CLONE_THREAD; glibc falls back from clone3 to clone
+SHUT = "sysrq-trigger", "kcore", "kmsg", "kallsyms", "keys", "key-users", "timer_list"
 NEEDED = """Submissions run in a box (bubblewrap and libseccomp), and this machine lacks {}.
 On Debian or Ubuntu: apt-get install bubblewrap libseccomp2. Elsewhere grade in a container that has
 them. --unprotected runs submissions without the box: they can then read and delete whatever you
@@ -74,6 +75,11 @@ def _mounts(folder, more, megabytes):
             system += ["--ro-bind", f"/{name}", f"/{name}"]
     if Path("/etc/ld.so.cache").exists():
         system += ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    # The kernel takes settings from the machine's root, whatever rights he has given up.
+    system += ["--ro-bind", "/proc/sys", "/proc/sys"]
+    for name in SHUT:
+        if Path("/proc", name).is_file():
+            system += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     small = ["--size", str(2**20), "--tmpfs", "/tmp", "--size", str(2**24), "--tmpfs", "/dev/shm",
              "--remount-ro", "/dev"]
     binds = [part for path in [*readable(), *map(str, more)] if not path.startswith("/usr/")

@@ -115,11 +115,13 @@ class Judge:
     "Has the student's cells run elsewhere, and runs the hidden checks itself."
     def __init__(self, channel, job):
         import cloudpickle
+        from IPython.core.interactiveshell import InteractiveShell
         self.channel, self.limits, self.fresh = channel, job["limits"], job["fresh"]
         self.dumps, self.used, self.shell, self.room = cloudpickle.dumps, 0., None, MOST
         if not self.fresh:
             for module in import_checks():
                 cloudpickle.register_pickle_by_value(module)
+            InteractiveShell.clear_instance()  # of the process before this one
             self.shell = _make_shell()
 
     def ask(self, *message, most=LARGE):

@@ -272,7 +272,7 @@ def prepare(job):
     import IPython  # noqa: F401
     import torch
 
-    import dp_course.cli.run  # noqa: F401
+    import dp_course.cli.main  # noqa: F401
     torch.set_num_threads(1)
     if job["work"]:
         shutil.copytree(job["given"], job["work"], dirs_exist_ok=True)

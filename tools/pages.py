@@ -291,11 +291,13 @@ def prepare(source):
     for page in source.glob("*.md"):
         text = re.sub(r"\]\(\.\./(nbs/)?", "](", page.read_text(encoding="utf-8"))
         write(page, kept_links(text, source))
+    use, teaching = ["i_want", "from_opacus", "commands"], ["teaching"]
+    others = sorted({page.stem for page in source.glob("*.md")} - {*use, *teaching})
     write(source/"index.md", "\n\n".join([
         kept_links(landing(), source), contents("Learn", lessons),
-        contents("Use", ["i_want", "from_opacus", "commands", "results", "speed", "api/index"]),
-        contents("Teach", ["teaching", "assignments/README"]),
-        contents("Behind it", ["house", "workshop/index"])]))
+        contents("Use", [*use, "api/index"]),
+        contents("Teach", [*teaching, "assignments/README"]),
+        contents("Behind it", [*others, "workshop/index"])]))
 
 
 def fresh(folder):

@@ -4,11 +4,13 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "building": """
-        ENGINES FEATURES HEADS MODELS PIXELWISE fit_out make_network""",
+        ENGINES FEATURES HEADS MODELS ONE_LABEL ONE_MASK PIXELWISE SCANS Task dice_words fit_out
+        layer_scores load_scans make_network task_of""",
     "command": """
         Job OPTIONS make_parser parse read_settings""",
     "comparisons": """
-        COLUMNS compare find_record grouped in_columns plot_records read_all row_name table_row""",
+        Summary Table alike compare find_record grouped images_of not_run_yet plot_record
+        plot_records plot_traces read_all results_table row_name summarize""",
     "config": """
         CHOICES Config NoPrivacy check_types config_of eps_words finite first_line lr_at
         make_config make_plan make_schedule marked overrides_of planned_steps promises run_name
@@ -16,27 +18,23 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "estimates": """
         CLASSES SHORT image_seconds in_words is_there list_presets missing_start record_words
         rehearse run_images stand_in step_seconds""",
-    "fairness": """
-        class_accuracy class_release ordinary plot_classes rare""",
     "ladder": """
-        OPEN PUBLISHED REPORT Row SOURCES images_of plot_ladder rung source_of""",
+        OPEN PUBLISHED REPORT Row SOURCES full_ladder plot_ladder rung source_of""",
     "main": """
         VERBS answer evaluate make_verb_parser plot predict""",
     "presets": """
         OPEN_END PRESETS UNCLIPPED miniature overrides_named""",
     "progress": """
         AtEpochs Bar Checkpoint EpochRow Evaluation Interrupt Lines RowWriter Run Stop Stopwatch
-        TimeLimit announce_duration complain conclude describe_end describe_row describe_scores
-        describe_start discard finish tidy""",
+        TimeLimit announce_duration callbacks_of complain conclude describe_end describe_row
+        describe_scores describe_start discard finish screen_of tidy""",
     "releases": """
         IMAGES Released describe_network open_release read_image write_release""",
     "results": """
-        headline power_of_test seeds_for verify""",
+        power_of_test seeds_for summaries verify""",
     "run": """
-        callbacks_of load_data make_engine make_model make_optimizer make_trainer pick_up
-        screen_of set_up usable_precision""",
-    "tables": """
-        Table changed plot_record plot_traces results_table""",
-    "tasks": """
-        ONE_LABEL ONE_MASK SCANS Task dice_words layer_scores load_scans task_of""",
+        train""",
+    "setup": """
+        load_data make_engine make_model make_optimizer make_trainer pick_up set_up
+        usable_precision""",
 })

@@ -106,7 +106,7 @@ examples:
   dp-train predict FILE.release.pt IMAGE ...    what it sees in an image
   dp-train compare RECORD ...                   a table of records: mean and spread over seeds
   dp-train plot RECORD ...                      their curves in one figure
-  torchrun --nproc-per-node 2 -m dp_course.cli.run resnet20-eps3   on two GPUs"""
+  torchrun --nproc-per-node 2 -m dp_course.cli.main resnet20-eps3   on two GPUs"""
 
 
 def _epilog():

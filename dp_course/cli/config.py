@@ -13,9 +13,8 @@ import math
 import re
 from dataclasses import asdict, dataclass, fields
 
-from .building import ENGINES, FEATURES, HEADS, MODELS, PIXELWISE
+from .building import ENGINES, FEATURES, HEADS, MODELS, PIXELWISE, SCANS
 from .presets import PRESETS, overrides_named
-from .tasks import SCANS
 from ..features import PUBLIC
 from ..privacy import PLDAccountant, PrivacyPlan
 from ..training import LABELS, SCHEDULES, Schedule, stated

@@ -15,18 +15,16 @@ from functools import lru_cache
 import torch
 
 from ..basics import default_device, pick_device
-from .building import FEATURES, fit_out, make_network
+from .building import FEATURES, SCANS, fit_out, make_network, task_of
+from .comparisons import alike, images_of, summarize
 from .config import make_config, marked, overrides_of, planned_steps
-from .ladder import images_of
 from .presets import PRESETS
 from .releases import IMAGES
-from .tasks import SCANS, task_of
 from ..data import Examples, count, leaves, tree_map
 from ..features import (
     ENCODED, PUBLIC, DeepRecipe, deflated, encoded, find_start, untrained_features)
 from ..gradients import FlatClip
-from ..training import (
-    distinct, leading, mean_std, peak_memory_mb, recorded, runs_folders, settings, synchronize)
+from ..training import peak_memory_mb, recorded, runs_folders, synchronize
 
 # %% ../../nbs/workshop/cli/estimates.ipynb #01d9bb36
 CLASSES = {"cifar100": 100, "oct": 9, "phantoms": 9}  # the others: 10
@@ -210,16 +208,12 @@ def record_words(
     records,  # of one preset
 ):            # str
     "Say how many seeds there are, and what they reached."
-    alike = {}
     usual = [record for record in records if not overrides_of(record[0]["config"])]
-    for record in distinct(usual):
-        alike.setdefault(settings(record), []).append(leading(record[-1]))
-    if not alike:
+    if not usual:
         return "-"
-    most = max(alike.values(), key=len)
-    names, shares = zip(*most)
-    unit = "Dice" if names[0] == "mean Dice" else "%"
-    return f"{len(most)} x {100*mean_std(shares)[0]:.1f} {unit}"
+    found = max(map(summarize, alike(usual)), key=lambda found: found.runs)
+    unit = "Dice" if found.score == "mean Dice" else "%"
+    return f"{found.runs} x {found.mean:.1f} {unit}"
 
 # %% ../../nbs/workshop/cli/estimates.ipynb #939259a8
 def _records(out):

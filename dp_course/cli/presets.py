@@ -6,7 +6,7 @@
 __all__ = ['PRESETS', 'OPEN_END', 'UNCLIPPED', 'miniature', 'overrides_named']
 
 # %% ../../nbs/workshop/cli/presets.ipynb #dc9d90fc
-from .tasks import SCANS
+from .building import SCANS
 
 # %% ../../nbs/workshop/cli/presets.ipynb #e37d4c16
 PRESETS = {}  # name -> what it overrides in `Config`; every cell below adds some
@@ -128,13 +128,14 @@ PRESETS["deflated-eps3"] = dict(
     data="cifar10",
     features="leaves-deflated",
     model="leaves_deflated",
+    engine="cosine",
     centre=10.,
     batch_size=50_000,  # q = 1: everybody is in every batch
     epochs=100,  # so many steps
     max_norm=.1,
     lr=792.,  # all rates / (1 - momentum) add up to 40,000 / max_norm
     schedule="linear",
-    micro_batch=512,
+    micro_batch=64,  # as many rows as fit into a cache
     tuning_runs=79,  # 67 of leaves-encoder, and at least twelve of the trial that chose the rest
 )
 _at_budgets("deflated-eps3", 1, 2, 5, 8)
@@ -324,11 +325,16 @@ PRESETS["report-v1"] = dict(
     pixel_std=(.2023, .1994, .2010),
 )
 
-PRESETS["report-ws-512"] = dict(
+PRESETS["report-v1-c1"] = dict(
     PRESETS["report-v1"],
-    about="the same with weight standardization, and C = 1",
-    model="resnet20_report",
+    about="its second stage: the same, and C = 1 (its adaptive clipping never ran)",
     max_norm=1.,
+)
+
+PRESETS["report-ws-512"] = dict(
+    PRESETS["report-v1-c1"],
+    about="the same with weight standardization",
+    model="resnet20_report",
 )
 
 PRESETS["report-2048"] = dict(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Interrupt', 'Stopwatch', 'TimeLimit', 'Stop', 'Run', 'AtEpochs', 'Evaluation', 'EpochRow', 'RowWriter', 'Checkpoint',
-           'announce_duration', 'describe_start', 'describe_scores', 'describe_row', 'Lines', 'Bar', 'discard',
-           'finish', 'tidy', 'complain', 'describe_end', 'conclude']
+           'announce_duration', 'describe_start', 'describe_scores', 'describe_row', 'Lines', 'Bar', 'screen_of',
+           'callbacks_of', 'discard', 'finish', 'tidy', 'complain', 'describe_end', 'conclude']
 
 # %% ../../nbs/workshop/cli/progress.ipynb #b901002f
 import signal
@@ -18,14 +18,14 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from ..basics import progress
-from .config import Config, eps_words, finite, marked, run_name
+from ..basics import _watched, progress
+from .building import dice_words
+from .comparisons import plot_record
+from .config import Config, eps_words, finite, make_schedule, marked, run_name
 from .releases import write_release
-from .tables import plot_record
-from .tasks import dice_words
 from ..training import (
-    Peers, Record, Trainer, composed_epsilon, end_line, epoch_line, leading, mean_std, measure,
-    no_scores, read_record, synchronize, validation_note)
+    Peers, ProcessTrainer, Record, Trainer, composed_epsilon, end_line, epoch_line, leading,
+    mean_std, measure, no_scores, read_record, synchronize, validation_note)
 
 # %% ../../nbs/workshop/cli/progress.ipynb #d0c9d7d9
 class Interrupt:
@@ -307,6 +307,46 @@ class Bar:
     def close(self):
         "Leave the bar where it is."
         self.bar.close()
+
+# %% ../../nbs/workshop/cli/progress.ipynb #f7696e75
+def screen_of(
+    run:Run,
+    last:int,         # step at which to stop
+    row:EpochRow,
+    watch:Stopwatch,
+    say,              # for lines
+    show:bool,        # a bar; None: only when someone watches
+):                    # `Bar` or `Lines`
+    "Choose how a run shows itself."
+    trainer, config = run.trainer, run.config
+    watched = _watched() if show is None else show
+    if watched:
+        return Bar(row, trainer, run_name(config), last)
+    alone = max(0, config.head_steps - trainer.t)  # cheap steps: they say nothing of the others
+    return Lines(row, last, watch, say, alone)
+
+
+def callbacks_of(
+    run:Run,
+    last:int,         # step at which to stop
+    row:EpochRow,     # measured here, written and shown by others
+    watch:Stopwatch,
+    screen,           # `Lines` or `Bar`
+    peers=Peers(),
+):                    # list of f(trainer), in this order
+    "List what happens between two steps."
+    plan = run.trainer.plan
+    checks = [ProcessTrainer.agree] if peers.world > 1 else []  # do all have the same weights?
+    writes = [RowWriter(run, row)] if run.record else []
+    saves = [Checkpoint(run.record)] if run.record else []
+    return [
+        watch.lap,
+        screen.count,
+        AtEpochs(plan, last, [*checks, row, *writes, screen.report_row]),
+        make_schedule(run.config, plan.steps),
+        AtEpochs(plan, last, saves),
+        watch.start,
+    ]
 
 # %% ../../nbs/workshop/cli/progress.ipynb #52bcea0b
 def _draw(record, path):

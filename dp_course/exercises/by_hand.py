@@ -49,6 +49,14 @@ check_steal = Exercise(
             lambda W, b: _stolen(W, b) | {"image": W.sum(0)},
         "the entries of the bias gradient add up to 0: divide row by row, not the sum":
             lambda W, b: _stolen(W, b) | {"image": W.sum(0)/b.sum()},
+        "divide by the entry of the bias: the row is the image *times* it":
+            lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]*b.min()},
+        "all rows, weighted, are the image times the bias's squared length: divide by that":
+            lambda W, b: _stolen(W, b) | {"image": W.T@b},
+        "the squared length of the bias divides, not its length":
+            lambda W, b: _stolen(W, b) | {"image": W.T@b/b.norm()},
+        "the entries of the bias add up to 0: divide by the row's own":
+            lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]/b.sum()},
         "a mean of rows cancels: one row, divided by its entry of the bias, is the image":
             lambda W, b: _stolen(W, b) | {"image": W.mean(0)},
         "divide by the row's own entry of the bias, not by the length of the bias":

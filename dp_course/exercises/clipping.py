@@ -202,7 +202,12 @@ def _found(gain, luck, share):
     def found(trial):
         said = _verdicts(trial, gain, luck=luck)
         right = said.count("better" if gain > 0 else "worse")
-        trial.need(right >= share*400, f"{right} of 400 found", _why_missed(said, gain, luck))
+        if right < share*400:
+            why = _why_missed(said, gain, luck)
+            calm = _verdicts(trial, gain, 100, luck=0.) if luck == 3 else []
+            if calm.count("no verdict") > 20:  # it misses the gain where no seed has any luck, too
+                why = "the mean of n differences spreads by std/sqrt(n), not by std"
+            trial.need(False, f"{right} of 400 found", why)
     return found
 
 # %% ../../nbs/exercises/clipping.ipynb #d4247c45

@@ -77,6 +77,8 @@ check_best_order = Exercise(
             _priced(lambda orders, delta: math.log(1/delta)/orders),
         "log(1/delta) is divided by a - 1: that is what a high order is good for":
             _priced(lambda orders, delta: math.log(1/delta)),
+        "log is the natural logarithm, not that of base 10":
+            _priced(lambda orders, delta: math.log10(1/delta)/(orders - 1)),
         "delta stands under a logarithm: log(1/delta)":
             _priced(lambda orders, delta: delta/(orders - 1)),
         "every order proves an eps: take the smallest, not the largest":

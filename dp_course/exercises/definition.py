@@ -48,6 +48,10 @@ check_sum_moves = Exercise(
             lambda low, high: ((high - low)/2, high - low),
         "a replacement may go farther than the larger end: from `low` to `high`":
             lambda low, high: (max(abs(low), abs(high)),)*2,
+        "a replacement goes from `low` to `high`: high - low, which is never negative":
+            lambda low, high: (max(abs(low), abs(high)), low - high),
+        "from `low` to `high` is farther than the difference of their sizes":
+            lambda low, high: (max(abs(low), abs(high)), abs(abs(high) - abs(low))),
         "the pair is (add/remove, replace), in this order":
             lambda low, high: _sum_moves(low, high)[::-1]},
     hints=(
@@ -76,6 +80,8 @@ check_laplace_delta = Exercise(
         "the exponent is half of eps - level": lambda eps, level: 1 - math.exp(eps - level),
         "the sign of the exponent: delta shrinks as eps grows":
             lambda eps, level: 1 - math.exp((level - eps)/2),
+        "from 0 to 1 the loss is level*(2y - 1): it has twice the slope, so eps - level is halved":
+            lambda eps, level: -math.expm1(eps - level)/2,
         "that is e^eps q alone: subtract it from p's integral":
             lambda eps, level: math.exp((eps - level)/2),
         "beyond its own level the mechanism needs no delta: 0, not a negative number":
@@ -124,6 +130,12 @@ check_sampled_delta = Exercise(
         "the denominator is 2 sigma^2, not sigma^2": _mean(lambda s, z: 2*_loss(s, z)),
         "the denominator is 2 sigma^2, not 2": _mean(lambda s, z: _loss(s, z)*s**2),
         "the loss is ln p - ln q, not the other way round": _mean(lambda s, z: -_loss(s, z)),
+        "y^2 - (y - 1)^2 is 2y - 1, not 2y + 1": _mean(lambda s, z: _loss(s, z) + 1/s**2),
+        "y^2 - (y - 1)^2 is 2y - 1, not 2y": _mean(lambda s, z: _loss(s, z) + .5/s**2),
+        "sigma is the standard deviation: y = 1 + sigma*z, not 1 + sigma^2*z":
+            _mean(lambda sigma, z: _loss(sigma, z, lambda sigma, z: 1 + sigma**2*z.double())),
+        "the share of an output is 1 - e^(eps - loss), not loss - eps":
+            lambda eps, s, z: (_loss(s, z) - eps).clamp(min=0).mean(),
         "it is 1 - e^(eps - loss): you have the exponent's sign the other way round":
             lambda eps, s, z: (1 - (_loss(s, z) - eps).exp()).clamp(min=0).mean(),
         "losses below eps count nothing: clamp each at 0 before the mean":
@@ -162,6 +174,8 @@ check_group_delta = Exercise(
             lambda eps, delta, k: k*delta,
         "you counted from 1: the first term is delta itself":
             lambda eps, delta, k: _terms(eps, delta, k)*math.exp(eps),
+        "the third person's delta grows by e^(2 eps): no term is like another":
+            lambda eps, delta, k: delta*(1 + (k - 1)*math.exp(eps)),
         "that is the last term only": lambda eps, delta, k: delta*math.exp((k - 1)*eps),
         "k times the last term is safe, and more than needed: the first is delta, add them up":
             lambda eps, delta, k: k*delta*math.exp((k - 1)*eps),

@@ -6,8 +6,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "cache": """
         cached_features digest in_tensors""",
     "deflation": """
-        CosineNet DeepMaps DeepRecipe DeflatedRows Deflation deflated leaves_deflated
-        loud_directions soft_leaves two_kinds""",
+        CosineNet DeepMaps DeepRecipe DeflatedRows Deflation cosine_grad_sum deflated
+        leaves_deflated loud_directions soft_leaves two_kinds""",
     "encoders": """
         ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_features encoder_parts
         encoder_state find_start load_encoder load_start load_whole save_encoder stage_maps""",

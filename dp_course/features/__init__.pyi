@@ -6,6 +6,7 @@ from .deflation import DeepMaps as DeepMaps
 from .deflation import DeepRecipe as DeepRecipe
 from .deflation import DeflatedRows as DeflatedRows
 from .deflation import Deflation as Deflation
+from .deflation import cosine_grad_sum as cosine_grad_sum
 from .deflation import deflated as deflated
 from .deflation import leaves_deflated as leaves_deflated
 from .deflation import loud_directions as loud_directions

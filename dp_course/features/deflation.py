@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['soft_leaves', 'two_kinds', 'DeepRecipe', 'DeepMaps', 'loud_directions', 'Deflation', 'DeflatedRows', 'deflated',
-           'CosineNet', 'leaves_deflated']
+           'CosineNet', 'leaves_deflated', 'cosine_grad_sum']
 
 # %% ../../nbs/workshop/features/deflation.ipynb #4e5be309
 import json
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..data import leaf_images
+from ..data import leaf_images, losses_of
 from .cache import cached_features
 from .encoders import (
     _SMALLEST, _named, encoder_state, load_encoder, stage_maps)
@@ -222,7 +222,9 @@ class Deflation:
     def __call__(self, maps):  # (b,f) of length 1
         "Put them side by side, and turn the loud directions down."
         rows = self.rows(maps)
-        return F.normalize(rows - self.off*(rows @ self.directions) @ self.directions.T, dim=1)
+        with low_precision():
+            loud = (self.off*(rows @ self.directions)) @ self.directions.T
+        return F.normalize(rows - loud, dim=1)
 
 # %% ../../nbs/workshop/features/deflation.ipynb #898743f0
 class DeflatedRows:
@@ -292,3 +294,33 @@ def leaves_deflated(
 ):                # 360,800 parameters for CIFAR-10
     "Make a linear model on deflated rows."
     return CosineNet(math.prod(shape), classes)
+
+# %% ../../nbs/workshop/features/deflation.ipynb #efef54d3
+def cosine_grad_sum(
+    model,    # `CosineNet`
+    loss_fn,  # (output, y) -> one loss per row
+    x,        # (b,f) rows; b may be 0
+    y,        # (b,)
+    clip,     # (l,b) norms -> (l,b) factors
+):            # dict name -> clipped sum over examples; norms (l,b), before clipping
+    "Clip and add up the gradients of a linear model on centred rows, without writing these down."
+    # ValueError: another network, or rows of another shape
+    if not isinstance(model, CosineNet) or not isinstance(x, torch.Tensor) or x.dim() != 2:
+        raise ValueError(f"cosine_grad_sum is for CosineNet on rows (b,f), not "
+                         f"{type(model).__name__}: use fast_grad_sum")
+    weight, mean = model.linear.weight.detach(), model.mean
+    products = x @ torch.cat([weight, mean[None]]).T                   # (b,o+1)
+    square = torch.bmm(x[:, None], x[:, :, None]).flatten()            # (b,)
+    apart = (square - 2*products[:, -1] + mean @ mean).clamp(min=0)    # |x - m|^2
+    length = apart.sqrt().clamp(min=1e-12)
+    out = ((products[:, :-1] - weight @ mean)/length[:, None]).requires_grad_()
+    with torch.enable_grad():
+        losses = losses_of(loss_fn, out, y, len(x))
+    slope = torch.autograd.grad(losses.sum(), out)[0]                  # (b,o)
+    rounding = 64*torch.finfo(x.dtype).eps*(square + mean @ mean)
+    norms = slope.norm(dim=1)*(apart + rounding).sqrt()/length
+    good = norms.isfinite()
+    factors = torch.where(good, clip(norms[None])[0]/length, 0.)
+    pull = torch.where(good[:, None], factors[:, None]*slope, 0.)
+    kept = x if good.all() else torch.where(good[:, None], x, 0.)
+    return {"linear.weight": pull.T @ kept - pull.sum(0)[:, None]*mean}, norms[None]

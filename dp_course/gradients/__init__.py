@@ -6,17 +6,16 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "clipping": """
         AdaptiveClip AutoClip LayerClip noised_fraction split_sigma""",
     "dpsgd": """
-        FlatClip example_grads loop_grad_sum noisy_mean trainable""",
+        FlatClip ROUNDING example_grads loop_grad_sum noisy_mean trainable""",
     "engines": """
         book bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only""",
     "layers": """
-        ConvWeight FoldedGroupNorm GhostNorm KeptGradients KeptStandardized LinearWeight RULES
-        StandardizedWeight Tap at_least_float32 convolution_rule gram_norms rule_of
-        weighted_rows""",
+        ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight RULES StandardizedWeight
+        Tap at_least_float32 convolution_rule gram_norms no_longer rule_of weighted_rows""",
     "linear": """
         linear_grad_sum linear_head""",
     "slow_engines": """
-        in_half_precision reweighted vmap_grad_sum""",
+        reweighted vmap_grad_sum""",
     "tape": """
         PRECISIONS Tape bf16_engine bf16_product_ratio call_with cheapest clip_factors clipped
         eager fast_grad_sum fast_pools fixed_shape forward_backward gains_from_bfloat16

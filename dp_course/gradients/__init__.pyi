@@ -4,6 +4,7 @@ from .clipping import LayerClip as LayerClip
 from .clipping import noised_fraction as noised_fraction
 from .clipping import split_sigma as split_sigma
 from .dpsgd import FlatClip as FlatClip
+from .dpsgd import ROUNDING as ROUNDING
 from .dpsgd import example_grads as example_grads
 from .dpsgd import loop_grad_sum as loop_grad_sum
 from .dpsgd import noisy_mean as noisy_mean
@@ -17,7 +18,6 @@ from .layers import ConvWeight as ConvWeight
 from .layers import FoldedGroupNorm as FoldedGroupNorm
 from .layers import GhostNorm as GhostNorm
 from .layers import KeptGradients as KeptGradients
-from .layers import KeptStandardized as KeptStandardized
 from .layers import LinearWeight as LinearWeight
 from .layers import RULES as RULES
 from .layers import StandardizedWeight as StandardizedWeight
@@ -25,11 +25,11 @@ from .layers import Tap as Tap
 from .layers import at_least_float32 as at_least_float32
 from .layers import convolution_rule as convolution_rule
 from .layers import gram_norms as gram_norms
+from .layers import no_longer as no_longer
 from .layers import rule_of as rule_of
 from .layers import weighted_rows as weighted_rows
 from .linear import linear_grad_sum as linear_grad_sum
 from .linear import linear_head as linear_head
-from .slow_engines import in_half_precision as in_half_precision
 from .slow_engines import reweighted as reweighted
 from .slow_engines import vmap_grad_sum as vmap_grad_sum
 from .tape import PRECISIONS as PRECISIONS

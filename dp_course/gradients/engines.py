@@ -6,12 +6,14 @@
 __all__ = ['hook_grad_sum', 'norms_only', 'book', 'bookkeeping_grad_sum', 'ghost_grad_sum']
 
 # %% ../../nbs/07_fast_gradients.ipynb #b64a2a5f
+from functools import partial
+
 import torch
 
 from ..data import count, leaves, tree_map
 from .dpsgd import trainable
 from .layers import GhostNorm
-from .slow_engines import in_half_precision, reweighted
+from .slow_engines import reweighted
 from .tape import clip_factors, forward_backward, nothing, one_pass, refuse
 
 # %% ../../nbs/07_fast_gradients.ipynb #d5f37385
@@ -31,16 +33,15 @@ def norms_only(weight):  # (b) squared
     "Take norms from inner products where these are small, else from gradients thrown away."
     if weight.ghost_pays():
         return weight.ghost_norms()
-    squared = weight.keep(weight.gradients()).squared_norms()
-    allowance = 4*torch.finfo(squared.dtype).eps*weight.norm_bounds()  # the sum rounds differently
-    return (squared.sqrt() + allowance).square()
+    return weight.kept().squared_norms()
 
 
 def book(weight):
-    "Take norms now, and promise the sum."
+    "Take norms now, and promise the sum: no example will be longer in it than it was measured."
     if weight.x.dtype.itemsize < 4:  # norm and sum share their rounding
-        return weight.keep(weight.gradients())
-    return GhostNorm(norms_only(weight), weight.weighted_sum)
+        return weight.kept()
+    squared = norms_only(weight)
+    return GhostNorm(squared, partial(weight.weighted_sum, squared=squared))
 
 
 def bookkeeping_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
@@ -51,27 +52,17 @@ def bookkeeping_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
 # %% ../../nbs/07_fast_gradients.ipynb #72bcf3cf
 @torch.no_grad()
 def ghost_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
-    "Clip with one pass for the norms, one for the gradient of the reweighted loss."
-    # Li et al. 2022 (arXiv 2110.05679)
-    if in_half_precision(model, x):  # the second pass would round the whole sum to half precision
-        return bookkeeping_grad_sum(model, loss_fn, x, y, clip)
+    "Clip with one pass for the norms, and another, with the factors at hand, for the sum."
+    # Li et al. 2022 (arXiv 2110.05679) differentiate the reweighted loss, which adds up in float32
     refuse(model)
     if not count(x) or not trainable(model):
         return nothing(model, x)
     first = leaves(x)[0]
-    careful = []  # weights whose sum must be in float64
-
-    def norm(weight):
-        piece = GhostNorm(norms_only(weight))
-        if weight.careful:
-            careful.append(weight)
-        return piece
-
     with torch.random.fork_rng([first.device] if first.is_cuda else []):
         # both passes draw the same dropout masks, and see the same x
-        tape = forward_backward(model, loss_fn, tree_map(torch.clone, x), y, norm)
+        tape = forward_backward(model, loss_fn, tree_map(torch.clone, x), y,
+                                lambda weight: GhostNorm(norms_only(weight)))
     factors, norms, bad = clip_factors(tape, clip)
+    dtype = tape.dtype
     del tape
-    if careful or bad is not None:  # the second pass is float32, and 0*NaN would spoil its sum
-        return bookkeeping_grad_sum(model, loss_fn, x, y, clip)
-    return reweighted(model, loss_fn, x, y, factors), norms
+    return reweighted(model, loss_fn, x, y, factors, norms, bad), norms.to(dtype)

@@ -70,11 +70,11 @@ def linear_grad_sum(
     pieces = {"1.weight": LinearWeight(a, g), "1.bias": KeptGradients(g.sum(1))}
     squares = {"1.weight": pieces["1.weight"].ghost_norms,  # |sum_k g a^T|^2
                "1.bias": pieces["1.bias"].squared_norms}
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    norms = torch.stack([squares[name]() for name in params]).sqrt()
+    params = [name for name, p in model.named_parameters() if p.requires_grad]
+    squared = torch.stack([squares[name]().double() for name in params])
+    norms = squared.sqrt()
     bad = ~norms.isfinite().all(0)
-    total = {}
-    for (name, p), factors in zip(params.items(), torch.where(bad, 0., clip(norms))):
-        whole = pieces[name].weighted_sum(factors, bad if bad.any() else None)
-        total[name] = whole.to(norms.dtype)  # where views cancel, float64
-    return total, norms
+    factors = dict(zip(params, torch.where(bad, 0., clip(norms))))
+    bad = bad if bad.any() else None
+    total = {name: pieces[name].weighted_sum(factors[name], bad) for name in params}
+    return total, norms.to(a.dtype)

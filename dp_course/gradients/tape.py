@@ -154,24 +154,22 @@ def check_rows(self, m, x):
 
 
 @patch_to(Tape)
-def norms(self):  # (l,b)
+def norms(self):  # (l,b) float64
     "Norms per parameter and example, zero where a parameter was not used."
-    unused = torch.zeros(self.b, dtype=self.dtype, device=self.anchor.device)
+    unused = torch.zeros(self.b, dtype=torch.float64, device=self.anchor.device)
     pieces = [self.pieces.get(id(p)) for p in self.params.values()]
-    squares = [unused if q is None else q.squared_norms().to(self.dtype) for q in pieces]
-    return torch.stack(squares).sqrt()
+    return torch.stack([unused if q is None else q.squared_norms().double() for q in pieces]).sqrt()
 
 
 @patch_to(Tape)
 def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
-    "Weighted sums of all gradients."
+    "Weighted sums of all gradients, in float64."
     sums = {}
     for (name, p), f in zip(self.params.items(), factors):
         if id(p) in self.pieces:
-            total = self.pieces[id(p)].weighted_sum(f, bad)  # some add in float64
-            sums[name] = total.to(at_least_float32(p.dtype)).view(p.shape)
+            sums[name] = self.pieces[id(p)].weighted_sum(f, bad).view(p.shape)
         else:
-            sums[name] = torch.zeros_like(p, dtype=at_least_float32(p.dtype))
+            sums[name] = torch.zeros_like(p, dtype=torch.float64)
     return sums
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #7400c65e
@@ -384,10 +382,11 @@ def forward_backward(
     x,        # batch, or `Views`
     y,        # labels
     method,   # weight of a layer -> piece, see `cheapest`
+    tape_of=Tape,
 ):            # `Tape` with the pieces of every gradient
     "Take one forward and one backward pass."
     rows, labels, b, k = flatten_views(x, y)
-    tape = Tape(model, b, k, method)
+    tape = tape_of(model, b, k, method)
     with eager(model), torch.enable_grad(), swapped(model, tape):
         losses = losses_of(loss_fn, call_model(model, rows), labels, tape.rows)
         _backward(tape, losses.sum()/k)  # within: a checkpoint runs forwards again
@@ -397,7 +396,7 @@ def forward_backward(
 def clip_factors(
     tape,
     clip,  # norms (l,b) -> factors (l,b)
-):         # factors (l,b), norms (l,b), bad (b) or None
+):         # factors (l,b) float64, norms (l,b) float64, bad (b) or None
     "Turn norms into factors; an example with a NaN or an infinity anywhere counts nothing."
     with torch.autocast(tape.anchor.device.type, enabled=False):
         norms = tape.norms()
@@ -407,17 +406,18 @@ def clip_factors(
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #fca232f5
 def clipped(tape, clip):
-    "Give the clipped sum and the norms that decided on it, float32 at least."
+    "Give the clipped sum, in float64, and the norms that decided on it."
     factors, norms, bad = clip_factors(tape, clip)
     with torch.autocast(tape.anchor.device.type, enabled=False):
-        return tape.total(factors, bad), norms
+        return tape.total(factors, bad), norms.to(tape.dtype)
 
 
 def nothing(model, x):
     "Give zeros and norms (l,b): what an empty batch or a frozen model contributes."
     params = trainable(model)
-    sums = {n: torch.zeros_like(p, dtype=at_least_float32(p.dtype)) for n, p in params.items()}
-    dtype = next(iter(sums.values())).dtype if sums else torch.float32
+    sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
+    first = next(iter(params.values()), leaves(x)[0])
+    dtype = at_least_float32(first.dtype) if sums else torch.float32
     return sums, torch.zeros(len(sums), count(x), dtype=dtype, device=leaves(x)[0].device)
 
 
@@ -463,8 +463,9 @@ def fast_pools(model):
 def cheapest(weight):
     "Keep gradients where they are small; take norms from inner products where they are big."
     if weight.ghost_pays():
-        return GhostNorm(weight.ghost_norms(), weight.weighted_sum)
-    return weight.keep(weight.gradients())
+        squared = weight.ghost_norms()
+        return GhostNorm(squared, partial(weight.weighted_sum, squared=squared))
+    return weight.kept()
 
 
 def fast_grad_sum(
@@ -548,12 +549,12 @@ def gains_from_bfloat16(
 def bf16_engine(
     engine,  # as `fast_grad_sum`
 ):           # an engine
-    "Run an engine's network in bfloat16; whatever comes out is float32."
+    "Run an engine's network in bfloat16; norms come out in float32, sums in float64."
     def cast(model, loss_fn, x, y, clip):
         device = leaves(x)[0].device.type
         with torch.autocast(device, torch.bfloat16):
             sums, norms = engine(model, loss_fn, x, y, clip)
-        return {name: g.float() for name, g in sums.items()}, norms.float()
+        return sums, norms.float()
 
     return cast
 

@@ -114,7 +114,7 @@ def _in_parts(ask, table, real, clip, most):
         grads, norms = ask(part, some, torch.ones_like)
         whole = whole and bool(norms.isfinite().all())
         total = {name: total.get(name, 0) + g for name, g in grads.items()}
-    norms = torch.stack([g.double().norm() for g in total.values()])[:, None].to(norms)
+    norms = torch.stack([g.double().norm() for g in total.values()])[:, None]
     if not whole:  # a part with a NaN has been left out
         norms = torch.full_like(norms, torch.nan)
         return {name: torch.zeros_like(g) for name, g in total.items()}, norms
@@ -135,9 +135,10 @@ def unit_grad_sum(
     "Add up the gradients of each unit's examples, clip these sums, and add them up."
     most = most or math.inf
     params = trainable(model)
-    total = {n: torch.zeros_like(p, dtype=at_least_float32(p.dtype)) for n, p in params.items()}
-    first = next(iter(total.values()))
-    norms = torch.zeros(len(total), len(x), device=first.device, dtype=first.dtype)
+    total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
+    first = next(iter(params.values()))
+    wide = at_least_float32(first.dtype)
+    norms = torch.zeros(len(total), len(x), device=first.device, dtype=wide)
     ask = partial(_ask, engine, model, loss_fn, x.tree, y)
     for units in _calls(x.sizes, most):
         table, real = _table(x.sizes, units)

@@ -18,6 +18,7 @@ from .budget import falling_root as falling_root
 from .budget import multipliers as multipliers
 from .budget import plan_in_words as plan_in_words
 from .budget import round_up as round_up
+from .budget import steps_of as steps_of
 from .definition import gaussian_mechanism as gaussian_mechanism
 from .definition import gaussian_tpr as gaussian_tpr
 from .definition import hockey_stick as hockey_stick
@@ -30,11 +31,13 @@ from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_sigma as gaussian_sigma
 from .pld import Accountant as Accountant
 from .pld import ComposedLoss as ComposedLoss
+from .pld import ContourIntegral as ContourIntegral
 from .pld import HockeyStick as HockeyStick
 from .pld import LossGrid as LossGrid
 from .pld import ORDERS as ORDERS
 from .pld import PLDAccountant as PLDAccountant
 from .pld import TILTS as TILTS
+from .pld import contour_near as contour_near
 from .pld import excess_by_quadrature as excess_by_quadrature
 from .pld import log_sum_exp as log_sum_exp
 from .pld import loss_masses as loss_masses
@@ -50,6 +53,7 @@ from .randomness import normal as normal
 from .randomness import step_generator as step_generator
 from .sampling import poisson_indices as poisson_indices
 from .search import RandomStopping as RandomStopping
+from .search import Search as Search
 from .search import composed_search_epsilon as composed_search_epsilon
 from .search import search_epsilon as search_epsilon
 from .search import search_noise_multiplier as search_noise_multiplier

@@ -7,13 +7,13 @@ __all__ = ['rdp_gaussian', 'rdp_to_epsilon', 'RDPAccountant', 'epsilon', 'noise_
 
 # %% ../../nbs/03_cost.ipynb #90464cb2
 import math
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import numpy as np
 
 from .budget import (
     Budget, bill_of, check_accountant, check_budget, check_chance, check_plan_numbers, check_rest,
-    composed, falling_root, multipliers, plan_in_words, round_up)
+    composed, falling_root, multipliers, plan_in_words, round_up, steps_of)
 from .pld import (
     ORDERS, Accountant, PLDAccountant, rdp_sampled_gaussian, read_orders, require)
 
@@ -155,26 +155,36 @@ class PrivacyPlan:
     # ValueError: a number that makes no sense, or a sigma that overspends
     n:int                          # number of training examples, or units
     batch_size:float               # expected size of a Poisson batch, at most n
-    steps:int                      # optimizer steps, at least 1
-    eps:float                      # budget, > 0
+    steps:int=None                 # optimizer steps, at least 1; or pass `epochs`
+    eps:float=None                 # budget, > 0; None: what sigma spends
     delta:float                    # probability with which the bound may fail, at most 1/n
     accountant:type=PLDAccountant  # or `RDPAccountant`
     sigma:float=None               # noise multiplier; None: what eps asks for. More spends less
     releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
     unit:str="example"             # whose data count as one: then n and batch_size count these
+    epochs:InitVar[float]=None     # instead of steps: epochs*n/batch_size of them
 
-    def __post_init__(self):
+    def __post_init__(self, epochs):
+        self._set(steps=steps_of(self, epochs))
         check_plan_numbers(self)
-        object.__setattr__(self, "releases", multipliers(self.releases))
+        self._set(releases=multipliers(self.releases))
         if self.sigma is None:
             sigma = noise_multiplier(eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
                                      accountant=self.accountant, releases=self.releases)
-            object.__setattr__(self, "sigma", sigma)
+            self._set(sigma=sigma)
         require(sigma=self.sigma)
         spent = self.epsilon_after(self.steps)
+        if self.eps is None:
+            if spent == math.inf:
+                raise ValueError(f"sigma={self.sigma} spends eps = inf: pass a larger one")
+            self._set(eps=max(round_up(spent), 1e-6))
         if spent > self.eps:
             raise ValueError(f"sigma={self.sigma} spends eps = {spent:.4g}, more than "
                              f"eps={self.eps}: leave sigma out, or pass a larger one")
+
+    def _set(self, **values):  # while it is made; frozen from then on
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def q(self):  # float

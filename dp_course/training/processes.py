@@ -57,6 +57,17 @@ class Peers:
             self._meet(_collectives().all_reduce, x)
         return x
 
+    def all_sum(self, x):
+        "Replace a vector by its sum over all processes, added up in their order on each of them."
+        for some in x.split(2**20):
+            parts = some.new_zeros(self.world, len(some))
+            parts[self.rank] = some
+            self.all_reduce(parts)  # zeros are added to each: in any order nothing is rounded
+            some.copy_(parts[0])
+            for part in parts[1:]:
+                some.add_(part)
+        return x
+
     def any(
         self,
         flag,  # of this process
@@ -247,7 +258,7 @@ class ProcessTrainer(Trainer):
         b:int,    # examples in the whole batch
     ):            # sum over all shards; norms (l,b), in the order of the batch
         "Sum the gradients of all processes, and collect all norms."
-        flat = self.peers.all_reduce(torch.cat([g.flatten() for g in total.values()]))
+        flat = self.peers.all_sum(torch.cat([g.double().flatten() for g in total.values()]))
         parts = flat.split([g.numel() for g in total.values()])
         summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
         wide = norms.new_zeros(len(norms), b)

@@ -369,10 +369,10 @@ class Trainer:
         pieces,  # micro-batches (x, y)
     ):           # dict name -> clipped sum; norms (l,b)
         "Add up what the engine says about micro-batches."
-        total = {name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+        total = {name: torch.zeros_like(p, dtype=torch.float64)
                  for name, p in self.params.items()}
-        first = next(iter(total.values()))
-        norms = [torch.zeros(len(total), 0, device=self.device, dtype=first.dtype)]
+        wide = torch.promote_types(next(iter(self.params.values())).dtype, torch.float32)
+        norms = [torch.zeros(len(total), 0, device=self.device, dtype=wide)]
         engine = unit_engine(self.engine, self.data, self.micro_batch)
         for x, y in pieces:
             grads, rows = engine(self.model, self.loss_fn, x, y, self.clip)
@@ -470,10 +470,15 @@ class Trainer:
         copies = (" Copies of its checkpoint on this machine share one ledger; one that goes on "
                   "elsewhere spends again, unseen.")
         held_out = " Exact accuracies on its validation split are nonprivate."
-        return (f"{plan} Spent: eps = {self.epsilon():.4g} at delta = {self.plan.delta:g}, by "
-                f"{self.computed} of {self.plan.steps} steps{''.join(others)}."
-                f"{held_out*self._split}{copies*self._book.saved} Noise is added in float64, the weights leave in "
-                f"{self._widths()}. Seed: {self.seed_policy}.")
+        if self.plan.sigma:
+            spent = (f"Spent: eps = {self.epsilon():.4g} at delta = {self.plan.delta:g}, by "
+                     f"{self.computed} of {self.plan.steps} steps{''.join(others)}.")
+            noise = "Noise is added in float64, the"
+        else:
+            spent = f"{self.computed} of {self.plan.steps} steps were taken."
+            noise = "The"
+        return (f"{plan} {spent}{held_out*self._split}{copies*self._book.saved} {noise} "
+                f"weights leave in {self._widths()}. Seed: {self.seed_policy}.")
 
     def _widths(self):
         "In what precision the weights leave."

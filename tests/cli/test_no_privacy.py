@@ -22,7 +22,7 @@ from dp_course.cli import (
     plot_records,
     verify,
 )
-from dp_course.cli.run import main
+from dp_course.cli.main import main
 from dp_course.training import load_checked, read_record, recorded
 
 OPEN = [name for name in PRESETS if make_config(name).eps == math.inf]

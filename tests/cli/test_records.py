@@ -2,7 +2,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,43 +91,6 @@ def test_accuracies_of_the_tunings_are_fractions_of_what_they_were():
         for row in R.sweep(name):
             if "val_accuracy" in row:
                 assert row["accuracy"] == pytest.approx(row["val_accuracy"]/100, abs=1e-9)
-
-
-@pytest.fixture(scope="module")
-def converted_again(tmp_path_factory):
-    "The old files, out of history, converted once more."
-    old, new = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("new")
-    listed = subprocess.run(["git", "ls-tree", "--name-only", "f518068", "runs/"], cwd=ROOT,
-                            capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("no history here: the old files are not to be had")
-    for name in listed.stdout.split():
-        if name.endswith(".jsonl"):
-            text = subprocess.run(["git", "show", f"f518068:{name}"], cwd=ROOT, check=True,
-                                  capture_output=True).stdout
-            (old/Path(name).name).write_bytes(text)
-    subprocess.run([sys.executable, ROOT/"experiments/convert.py", old, new], check=True,
-                   capture_output=True)
-    return old, new
-
-
-def test_the_converter_makes_what_is_committed(converted_again):
-    _, new = converted_again
-    made = sorted(new.iterdir())
-    assert len(made) == 8
-    for path in made:
-        assert path.read_text() == (RUNS/path.name).read_text(), path.name
-
-
-@pytest.mark.parametrize("name", ["clipping", "scaling", "tricks", "classes"])
-def test_no_number_of_an_old_row_was_lost(converted_again, name):
-    old, _ = converted_again
-    path = old/f"2026-11-21-sweep-{name}.jsonl"
-    before = [json.loads(line) for line in path.read_text().splitlines()]
-    moved = {"kind", "versions", "torch", "python", "threads"}  # to `stage` and into `machine`
-    for row, now in zip(before, R.sweep(name), strict=True):
-        assert {key: now[key] for key in row if key not in moved} == {
-            key: value for key, value in row.items() if key not in moved}
 
 
 # ---- what is refused, and where

@@ -12,8 +12,21 @@ import torch
 from scipy import stats
 
 from dp_course import cli, training
-from dp_course.cli import OPEN, PRESETS, SCANS, make_config, parse, rung
-from dp_course.cli import results as R
+from dp_course.cli import (
+    OPEN,
+    PRESETS,
+    SCANS,
+    full_ladder,
+    make_config,
+    parse,
+    power_of_test,
+    results_table,
+    rung,
+    seeds_for,
+    summaries,
+    summarize,
+    verify,
+)
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.training import load_runs, mean_std, read_record, run_file
 
@@ -83,7 +96,7 @@ def test_only_finished_test_set_runs_count(tmp_path, three):
 
 def test_miniatures_are_no_rows(tmp_path, three):
     write(tmp_path, forged(three[0], 0, preset="resnet20-eps3-fast"))
-    assert not [row for row in R.results(tmp_path) if "runs" in row]
+    assert not [row for row in summaries(tmp_path) if row.runs]
 
 
 def test_default_folder_is_the_courses(monkeypatch, tmp_path):
@@ -97,15 +110,15 @@ def test_a_run_that_was_cut_short_and_went_on_counts_once(tmp_path):
     r = made_up()
     early = dict(r[-1], finished=False, step=10, test_accuracy=.6, eps_pld=r[1]["eps"])
     write(tmp_path, [*r[:2], early, dict(kind="resume", step=10), *r[2:]])
-    row, = (row for row in R.results(tmp_path) if "runs" in row)
-    assert row["runs"] == 1 and row["accuracy"] == 50 and math.isnan(row["std"])
+    row, = (row for row in summaries(tmp_path) if row.runs)
+    assert row.runs == 1 and row.mean == 50 and math.isnan(row.std)
 
 
 def test_a_mean_that_was_bought_must_be_in_the_eps():
     leaves = read_record(run_file("leaves-linear-eps3-0"))
-    assert leaves[0]["config"]["centre"] == 10 and R.verify(leaves) is leaves
+    assert leaves[0]["config"]["centre"] == 10 and verify(leaves) is leaves
     with pytest.raises(ValueError, match="its plan spends"):
-        R.verify(made_up("leaves-linear-eps3"))  # the eps of its steps alone
+        verify(made_up("leaves-linear-eps3"))  # the eps of its steps alone
 
 
 # ---- what may stand in one mean
@@ -116,39 +129,39 @@ def test_a_mean_that_was_bought_must_be_in_the_eps():
 def test_every_setting_that_matters_makes_another_row(tmp_path, three, what):
     odd = made_up(seed=3, accuracy=.9, **what)
     with pytest.raises(ValueError, match="different settings"):
-        R.headline([*three, odd])
+        summarize([*three, odd])
     write(tmp_path, *three, odd)
-    rows = [row for row in R.results(tmp_path) if "runs" in row]
+    rows = [row for row in summaries(tmp_path) if row.runs]
     (name, value), = what.items()
-    assert [row["runs"] for row in rows] == [3, 1] and rows[0]["changed"] == ""
-    assert name in rows[1]["changed"] and str(value) in rows[1]["changed"]
-    assert [row["eps"] for row in rows] == [3, what.get("eps", 3)]
+    assert [row.runs for row in rows] == [3, 1] and rows[0].name == "resnet20-eps3"
+    assert rows[1].name == f"resnet20-eps3, {name} {value}"
+    assert [row.eps for row in rows] == [3, what.get("eps", 3)]
 
 
 def test_what_does_not_matter_makes_none(three):
     same = made_up(seed=3, accuracy=.5, micro_batch=7)
     same[0]["config"].update(tuning_runs=99, about="somebody else's words")
-    assert R.headline([*three, same])["runs"] == 4
+    assert summarize([*three, same]).runs == 4
 
 
 def test_other_data_other_plan(three):
     elsewhere = forged(three[0], 0, data="digits (no local copy of cifar10)")
     for odd in (elsewhere, forged(three[0], "plan", n=49_000)):
         with pytest.raises(ValueError, match="different settings"):
-            R.headline([*three, odd])
+            summarize([*three, odd])
 
 
 def test_copies_count_once(three):
-    once, thrice = R.headline(three), R.headline(three*3)
-    assert once == thrice and once["runs"] == 3
-    assert (once["accuracy"], once["std"]) == pytest.approx(mean_std([50, 52, 57]))
+    once, thrice = summarize(three), summarize(three*3)
+    assert once == thrice and once.runs == 3
+    assert (once.mean, once.std) == pytest.approx(mean_std([50, 52, 57]))
     secret = [forged(r, 0, seed="secret", init_seed=i) for i, r in enumerate(three)]
     assert len(training.distinct(secret)) == 3 and len(training.distinct(secret*2)) == 3
 
 
 def test_no_runs_no_row():
     with pytest.raises(ValueError, match="no runs"):
-        R.headline([])
+        summarize([])
 
 
 # ---- what is refused
@@ -166,19 +179,19 @@ def test_no_runs_no_row():
 ])
 def test_forgeries_are_refused(tmp_path, where, change, why):
     bad = forged(made_up(), where, **change)
-    assert R.verify(made_up())
+    assert verify(made_up())
     with pytest.raises(ValueError, match=why):
-        R.verify(bad)
+        verify(bad)
     write(tmp_path, bad)
     with pytest.raises(ValueError, match=why):
-        R.results(tmp_path)
+        summaries(tmp_path)
 
 
 def test_more_steps_than_told_are_seen():
     r = made_up()
     r[-1]["step"] = 25  # spends more than the 20 steps whose eps it states
     with pytest.raises(ValueError, match="plan spends"):
-        R.verify(r)
+        verify(r)
 
 
 @pytest.mark.parametrize("line", [1, 2])
@@ -186,15 +199,15 @@ def test_eps_of_every_row_is_computed_again(line):
     linear = made_up()
     linear[1]["eps"] = 3*10/20  # as if budget were spent in proportion to the steps
     with pytest.raises(ValueError, match="by step 10"):
-        R.verify(linear)
+        verify(linear)
     low = made_up()
     low[line]["eps"] *= .99
     with pytest.raises(ValueError, match=f"by step {10*line}"):
-        R.verify(low)
+        verify(low)
     cut = made_up()
     early = dict(cut[-1], finished=False, step=10, test_accuracy=.6, eps_pld=1.5)
     with pytest.raises(ValueError, match="eps_pld is 1.5"):
-        R.verify([*cut[:2], early, *cut[2:]])
+        verify([*cut[:2], early, *cut[2:]])
 
 
 @pytest.mark.parametrize("key", ["plan", "seed", "config"])
@@ -202,25 +215,25 @@ def test_record_that_says_too_little_is_refused(key):
     r = made_up()
     del r[0][key]
     with pytest.raises(ValueError, match=f"says nothing about {key}"):
-        R.verify(r)
+        verify(r)
     with pytest.raises(ValueError, match="no last line"):
-        R.verify(made_up()[:-1])
+        verify(made_up()[:-1])
     with pytest.raises(ValueError, match="the plan's sigma"):
-        R.verify(forged(made_up(), "plan", sigma=None))
+        verify(forged(made_up(), "plan", sigma=None))
     with pytest.raises(ValueError, match="eps_rdp is not stated"):
-        R.verify(forged(made_up(), -1, eps_rdp=None))
+        verify(forged(made_up(), -1, eps_rdp=None))
 
 
 def test_charging_more_than_needed_is_no_lie():
     sigma = made_up()[0]["plan"]["sigma"]
-    assert R.verify(forged(made_up(eps=3.), "plan", sigma=sigma*1.05))
+    assert verify(forged(made_up(eps=3.), "plan", sigma=sigma*1.05))
 
 
 def test_of_several_runs_the_largest_eps_is_shown(three):
     eps = 1.0003*three[1][-1]["eps_pld"]  # repeated steps with another seed, say
     more = forged(three[1], -1, eps_pld=eps)
-    assert R.headline([three[0], more])["eps_pld"] == eps
-    assert R.headline([more, three[0]])["eps_pld"] == eps
+    assert summarize([three[0], more]).eps_pld == eps
+    assert summarize([more, three[0]]).eps_pld == eps
 
 
 def test_every_committed_record_holds():
@@ -228,43 +241,43 @@ def test_every_committed_record_holds():
     assert sum(map(len, found.values())) >= 9
     for records in found.values():
         for record in records:
-            R.verify(record)
+            verify(record)
 
 
 # ---- tables
 
 def test_table_shows_what_has_not_run_with_a_command_that_exists(tmp_path):
-    rows = R.results(tmp_path)
+    rows = summaries(tmp_path)
     scans = {p for p in PRESETS if make_config(p).data in SCANS}  # judged in lesson 17, by Dice
-    assert {row["run"] for row in rows} == PRESETS.keys() - scans
+    assert {row.preset for row in rows} == PRESETS.keys() - scans
     for row in rows:
-        jobs = parse(row["command"].split()[1:])
-        assert row["command"].startswith("dp-train ") and [job.seed for job in jobs] == [0, 1, 2]
-        assert jobs[0].config == make_config(row["run"])
-    text = repr(cli.results_table(rows))
+        jobs = parse(row.command.split()[1:])
+        assert row.command.startswith("dp-train ") and [job.seed for job in jobs] == [0, 1, 2]
+        assert jobs[0].config == make_config(row.preset)
+    text = repr(results_table(rows))
     assert text.count("not run yet") == len(rows) and "nan" not in text
 
 
 def test_a_record_that_lands_fills_its_row(tmp_path, three):
-    before = R.results(tmp_path)
-    after = R.results(write(tmp_path, *three))
-    filled = [row for row in after if "runs" in row]
-    assert len(after) == len(before) and [row["run"] for row in filled] == ["resnet20-eps3"]
-    text = repr(cli.results_table(filled))
-    by_rdp = f"({filled[0]['eps_rdp']:.2f})"
-    for part in ("**53.00 +- 3.61 %**", "MADE UP", "cpu, threads: 1", "| 20 |", by_rdp):
+    before = summaries(tmp_path)
+    after = summaries(write(tmp_path, *three))
+    filled = [row for row in after if row.runs]
+    assert len(after) == len(before) and [row.preset for row in filled] == ["resnet20-eps3"]
+    text = repr(results_table(filled))
+    by_rdp = f"({filled[0].eps_rdp:.2f})"
+    for part in ("| 53.00 +- 3.61 |", "MADE UP", "cpu, threads: 1", "| 0.33 |", by_rdp):
         assert part in text
-    assert "+-" not in repr(cli.results_table([R.headline(three[:1])]))  # one run has no spread
+    assert "+-" not in repr(results_table([summarize(three[:1])]))  # one run has no spread
 
 
 def test_a_preset_that_nobody_knows_any_more_still_shows(tmp_path):
     write(tmp_path, forged(made_up(), 0, preset="before-the-flood"))
-    rows = [row for row in R.results(tmp_path) if row["run"] == "before-the-flood"]
-    assert [row["changed"] for row in rows] == [""]
+    rows = [row for row in summaries(tmp_path) if row.preset == "before-the-flood"]
+    assert [row.name for row in rows] == ["before-the-flood"]
 
 
 def test_all_rows_have_the_same_columns(tmp_path, three):
-    shown = cli.results_table(R.results(write(tmp_path, *three)))
+    shown = results_table(summaries(write(tmp_path, *three)))
     assert len({tuple(row) for row in shown}) == 1 and len(shown) > 1
 
 
@@ -275,13 +288,13 @@ def test_table_is_markdown():
 
 def test_the_page_of_results_says_what_the_records_say():
     "Every row 'mean +- std | seeds' of a run that it names, derived again."
-    row_of = r"\| `([\w.-]+)` \|.*?\*\*([\d.]+) \+- ([\d.]+) %\*\* \| (\d+) \|"
+    row_of = r"(?m)^\| ([\w.-]+) \|.*? \| (\d+) \| ([\d.]+) \+- ([\d.]+) \|"
     quoted = re.findall(row_of, (ROOT/"docs/results.md").read_text(encoding="utf-8"))
     assert len(quoted) >= 3
+    found = summaries(RUNS)
     for run, *numbers in quoted:
-        rows = [row for row in R.results(RUNS) if row["run"] == run and "runs" in row]
-        assert numbers in [[f"{row['accuracy']:.2f}", f"{row['std']:.2f}", str(row["runs"])]
-                           for row in rows], run
+        rows = [row for row in found if row.name == run]
+        assert numbers in [[str(row.runs), f"{row.mean:.2f}", f"{row.std:.2f}"] for row in rows]
 
 
 # ---- ladder and figures
@@ -292,7 +305,9 @@ def test_ladder_holds_the_facts():
     assert {s for _, s in report.values() if not math.isnan(s)} == {.65, 1.17}
     assert all(row.eps == 3 for row in cli.REPORT)
     wide = {(row.eps, row.accuracy) for row in cli.PUBLISHED if row.model == "WRN-40-4"}
-    assert wide == {(8, 81.4)}  # the only number of that paper that we could read
+    assert wide == {(8, 81.4), (3, 70.7)}
+    quoted = {row.accuracy for row in cli.PUBLISHED if row.note.startswith("quoted")}
+    assert quoted == {70.7, 69.2}  # not read in the paper itself
     assert {row.eps for row in cli.PUBLISHED if "Boneh" in row.name} == {2.38}
     assert {row.accuracy for row in OPEN} == {91.25, 91.73}
 
@@ -301,23 +316,23 @@ def test_nothing_is_remembered_and_synthetic_images_are_said():
     rows = [*OPEN, *cli.REPORT, *cli.PUBLISHED]
     assert not [row for row in rows if "memory" in row.note]
     assert {row.name for row in rows if row.images != "none"} == {"DP-RandP, Tang et al. 2023"}
-    ours = {row["run"]: row["images"] for row in R.results()}
-    synthetic = {name for name in PRESETS if "leaves" in name or "synthetic" in name}
+    ours = {row.preset: row.images for row in summaries()}
+    drawn = "leaves", "deflated", "synthetic"
+    synthetic = {name for name in PRESETS if any(word in name for word in drawn)}
     assert {name for name in ours if ours[name] == "synthetic"} == synthetic
 
 
 def test_the_reports_stages_stand_twice():
-    rungs = R.ladder(R.results())
+    rungs = full_ladder(summaries())
     assert {row.source for row in rungs} == {
         "report", "as run", "ours", "published", "without privacy"}
     as_run = {row.name for row in rungs if row.source == "as run"}
     assert {"report-v1", "report-2048", "report-4096", "report-wrn16-4"} <= as_run
-    assert rung("report-v1", load_runs("report-v1")).accuracy == next(
-        row.accuracy for row in rungs if row.name == "report-v1")
+    assert rung(summarize(load_runs("report-v1"))) in rungs
 
 
 def test_our_rows_stand_between(tmp_path, three):
-    rungs = R.ladder(R.results(write(tmp_path, *three)))
+    rungs = full_ladder(summaries(write(tmp_path, *three)))
     ours = [row for row in rungs if row.source == "ours"]
     assert rungs[:len(cli.REPORT)] == [*cli.REPORT]
     assert rungs[-len(cli.PUBLISHED):] == [*cli.PUBLISHED]
@@ -347,28 +362,28 @@ def test_power_against_simulation(n, gap):
     a, b = (.85*torch.randn(20_000, n, generator=g, dtype=torch.float64) for _ in range(2))
     b += gap
     noticed = (stats.ttest_ind(a.numpy(), b.numpy(), axis=1).pvalue < .05).mean()
-    assert abs(R.power_of_test(n, gap, .85) - noticed) < .018
+    assert abs(power_of_test(n, gap, .85) - noticed) < .018
 
 
 def test_power_at_its_ends():
-    assert R.power_of_test(6, 0., 1.) == pytest.approx(.05)
-    assert R.power_of_test(6, 0., 1., .2) == pytest.approx(.2)
-    assert R.power_of_test(6, 100., 1.) == pytest.approx(1.)
+    assert power_of_test(6, 0., 1.) == pytest.approx(.05)
+    assert power_of_test(6, 0., 1., .2) == pytest.approx(.2)
+    assert power_of_test(6, 100., 1.) == pytest.approx(1.)
 
 
 @pytest.mark.parametrize("bad", [
     dict(runs=1, gap=1., std=1.), dict(runs=5, gap=1., std=0.), dict(runs=5, gap=1., std=math.nan)])
 def test_power_refuses(bad):
     with pytest.raises(ValueError, match="two or more"):
-        R.power_of_test(**bad)
+        power_of_test(**bad)
 
 
 def test_seeds_for_is_the_smallest_number_that_suffices():
     for gap, power in ((1., .8), (2., .9), (.5, .8)):
-        n = R.seeds_for(gap, .85, power)
-        assert R.power_of_test(n, gap, .85) >= power
-        assert n == 2 or R.power_of_test(n - 1, gap, .85) < power
+        n = seeds_for(gap, .85, power)
+        assert power_of_test(n, gap, .85) >= power
+        assert n == 2 or power_of_test(n - 1, gap, .85) < power
     # 12 in the normal approximation, of which books say: add one
-    assert R.seeds_for(1., .85) == 13 and R.seeds_for(-1., .85) == 13
+    assert seeds_for(1., .85) == 13 and seeds_for(-1., .85) == 13
     with pytest.raises(ValueError, match="gap=0"):
-        R.seeds_for(0., 1.)
+        seeds_for(0., 1.)

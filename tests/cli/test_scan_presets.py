@@ -11,6 +11,7 @@ from dp_course.cli import (
     IMAGES,
     PRESETS,
     Config,
+    building,
     compare,
     config_of,
     estimates,
@@ -25,11 +26,10 @@ from dp_course.cli import (
     plot_records,
     record_words,
     run_name,
-    tasks,
+    setup,
+    summaries,
 )
-from dp_course.cli import run as train
-from dp_course.cli.results import results
-from dp_course.cli.run import main
+from dp_course.cli.main import main
 from dp_course.data import OCT_SUBJECTS, RETINA_LAYERS, Examples, dice, phantoms, segment
 from dp_course.models import UNet
 from dp_course.training import leading, read_record, recorded, run_file, save_atomic, settings
@@ -53,7 +53,7 @@ def scans(monkeypatch, tmp_path):
     "Drawings in the place of the ninety scans, and a start in the place of the one from phantoms."
     x, y = phantoms(90, torch.Generator().manual_seed(5), 32, 64)
     whole = Examples(x, y, name="oct", mean=(.25,), std=(.25,))
-    monkeypatch.setattr(tasks, "load", lambda name, root=None: whole)
+    monkeypatch.setattr(building, "load", lambda name, root=None: whole)
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
     torch.manual_seed(1)
     model = UNet(16)
@@ -102,7 +102,7 @@ class Told:
 @pytest.mark.parametrize("name, part", zip(FULL, ("head", "norms", "patients")))
 def test_a_preset_trains_what_the_sweep_trains(name, part, scans, monkeypatch):
     "The same people, the same unit and noise, the same start, and the same weights that learn."
-    for module in (train, segmentation):
+    for module in (setup, segmentation):
         monkeypatch.setattr(module, "Trainer", Told)
     config = make_config(name)
     cell = segmentation.cell_of("final", part, 0, 8., config.lr, int(config.epochs))
@@ -311,7 +311,7 @@ def test_older_records_are_read_named_and_pooled_as_before():
 
 
 def test_scans_stay_out_of_the_tables(tmp_path, ended):
-    assert not [row for row in results() if row["run"].startswith("oct")]
+    assert not [row for row in summaries() if row.preset.startswith("oct")]
     path = ended[FAST[0]]["paths"]["record"]
     renamed = path.read_text().replace("oct-head-eps8-fast", "oct-head-eps8")
     lines = [json.loads(line) for line in renamed.splitlines()]
@@ -320,7 +320,7 @@ def test_scans_stay_out_of_the_tables(tmp_path, ended):
     (tmp_path/"2026-01-01-oct-head-eps8-3.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for line in lines))
     assert "oct-head-eps8" in recorded(tmp_path)
-    assert not [row for row in results(tmp_path) if row["run"].startswith("oct")]
+    assert not [row for row in summaries(tmp_path) if row.preset.startswith("oct")]
 
 
 def test_config_defaults_are_as_they_were():

@@ -37,10 +37,12 @@ from dp_course.cli import (
     make_plan,
     make_trainer,
     parse,
+    setup,
+    train,
     usable_precision,
 )
-from dp_course.cli import run as train
-from dp_course.cli.run import main, run
+from dp_course.cli import main as command_room
+from dp_course.cli.main import main
 from dp_course.data import Views, load
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
 from dp_course.models import ReportBlock
@@ -54,7 +56,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
 def dp_train(*args, **kwargs):
     "Run the command in a process of its own."
-    command = [sys.executable, "-m", "dp_course.cli.run", *map(str, args)]
+    command = [sys.executable, "-m", "dp_course.cli.main", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, env=ENV, **kwargs)
 
 
@@ -275,7 +277,7 @@ def test_another_budget_is_another_run(tmp_path, capsys):
 
 def test_memory_is_kept_by_the_command_and_by_fit(monkeypatch, capsys):
     kept = []
-    for module in (train, trainer_module):
+    for module in (command_room, trainer_module):
         monkeypatch.setattr(module, "keep_memory", lambda: kept.append(1))
     assert main(["--eps", "0"]) == 2
     assert len(kept) == 1
@@ -295,7 +297,7 @@ def test_used_up_steps_end_in_words_and_all_is_saved(tmp_path, capsys, monkeypat
     old = checkpoint.read_bytes()
     assert main([*words, "--resume", "--steps", "5"]) == 0
     checkpoint.write_bytes(old)  # a crash lost steps 4 and 5, not the ledger
-    make = train.make_engine
+    make = setup.make_engine
 
     def rounds_differently(*args):
         engine = make(*args)
@@ -305,7 +307,7 @@ def test_used_up_steps_end_in_words_and_all_is_saved(tmp_path, capsys, monkeypat
             return {name: g*(1 + 1e-6) for name, g in total.items()}, norms
         return other
 
-    monkeypatch.setattr(train, "make_engine", rounds_differently)
+    monkeypatch.setattr(setup, "make_engine", rounds_differently)
     capsys.readouterr()
     assert main([*words, "--resume"]) == 0
     out, err = capsys.readouterr()
@@ -350,8 +352,8 @@ def test_precision_is_one_of_those_that_exist():
 
 @pytest.mark.parametrize("here, fast", [(True, True), (True, False), (False, False)])
 def test_bfloat16_is_taken_where_it_is_fast_and_refused_where_it_is_not(monkeypatch, here, fast):
-    monkeypatch.setattr(train, "has_bfloat16", lambda device: here)
-    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: fast)
+    monkeypatch.setattr(setup, "has_bfloat16", lambda device: here)
+    monkeypatch.setattr(setup, "gains_from_bfloat16", lambda device: fast)
     auto, half, full = (
         make_config("digits-eps3", precision=p) for p in ("auto", "bf16", "float32"))
     assert usable_precision(auto, "cpu") == ("bf16" if fast else "float32")
@@ -369,16 +371,16 @@ def test_bfloat16_is_taken_where_it_is_fast_and_refused_where_it_is_not(monkeypa
 
 
 def test_the_record_says_which_precision_auto_took_and_a_run_keeps_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(train, "has_bfloat16", lambda device: True)
-    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: True)
+    monkeypatch.setattr(setup, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(setup, "gains_from_bfloat16", lambda device: True)
     words = ["digits-eps3-fast", "--seed", "1", "--out", str(tmp_path), "--precision", "auto"]
     assert main([*words, "--steps", "2"]) == 0
-    monkeypatch.setattr(train, "gains_from_bfloat16", lambda device: False)
+    monkeypatch.setattr(setup, "gains_from_bfloat16", lambda device: False)
     assert main([*words, "--steps", "4", "--resume"]) == 0  # slower here, and the same run
     lines = read_record(only(tmp_path, "*.jsonl"))
     assert lines[0]["precision"] == lines[0]["config"]["precision"] == "bf16"
     assert [line["precision"] for line in lines if line["kind"] == "resume"] == ["bf16"]
-    monkeypatch.setattr(train, "has_bfloat16", lambda device: False)
+    monkeypatch.setattr(setup, "has_bfloat16", lambda device: False)
     assert main([*words, "--resume"]) == 2  # its steps would come out differently
 
 
@@ -392,6 +394,7 @@ def test_settings_of_older_records_are_understood():
 # FACTS: Opacus draws at q = 1/98, 1/25, 1/13; the PRV sigmas printed read about 0.010 too much eps
 REPORT = {
     "report-v1": (1/98, 1470, .8801),
+    "report-v1-c1": (1/98, 1470, .8801),
     "report-ws-512": (1/98, 1470, .8801),
     "report-2048": (1/25, 625, 1.6138),
     "report-4096": (1/13, 650, 2.8809),
@@ -866,7 +869,7 @@ def test_a_callback_that_fails_leaves_a_run_that_goes_on(tmp_path):
             raise OSError("no space left")
 
     with pytest.raises(OSError):
-        run(Job(c, out=tmp_path/"wild", seed=0), say=full_disk, show=False)
+        train(Job(c, out=tmp_path/"wild", seed=0), say=full_disk, show=False)
     end = quiet(c, out=tmp_path/"wild", resume=True)
     assert same(released(end["paths"]["weights"]), released(calm["paths"]["weights"]))
     rows = epochs_of(read_record(end["paths"]["record"]))

@@ -4,6 +4,8 @@ copies hold no answer, and a submission can harm nobody but itself.
 What needs nbgrader takes minutes: make test-teach installs it and runs everything; make test
 skips it, with one line, whether nbgrader is there or not.
 """
+import html
+import html.parser
 import importlib.util
 import json
 import math
@@ -600,14 +602,88 @@ def test_students_do_not_see_the_buttons_of_nbgrader():
     assert page["disabledExtensions"] == {"@jupyter/nbgrader": True}
 
 
+SCRIPTS = """<script>stolen()</script> <img src=x onerror="stolen()"> <svg onload="stolen()"></svg>
+<a href="javascript:stolen()">x</a> [y](javascript:stolen()) <style>@import "http://stolen"</style>
+<iframe srcdoc="<script>stolen()</script>"></iframe> ``` </pre><script>stolen()</script>
+````
+<script>stolen()</script>
+"""
+
+
+def running(page):
+    "Whatever of somebody else's would run or be fetched when a page is looked at."
+    found = []
+
+    class Reader(html.parser.HTMLParser):
+        tag = ""
+
+        def handle_starttag(self, tag, attrs):
+            self.tag = tag
+            said = " ".join(f"{name}={value}" for name, value in attrs)
+            runs = re.search(r"(^| )on\w+=|javascript:|srcdoc=", said)
+            if "stolen" in said and (runs or tag in ("iframe", "object", "embed", "link")):
+                found.append((tag, said))
+
+        def handle_endtag(self, tag):
+            self.tag = ""
+
+        def handle_data(self, data):
+            if self.tag in ("script", "style") and "stolen" in data:
+                found.append((self.tag, data))
+    Reader().feed(page)
+    return found
+
+
+def test_prose_of_a_students_is_shown_as_it_was_typed(tmp_path):
+    "Ours is left as it is; cells keep what nbgrader knows them by, and nothing else."
+    kinds = [nbformat.v4.new_markdown_cell, nbformat.v4.new_raw_cell, nbformat.v4.new_code_cell]
+    told = {"nbgrader": {"grade_id": "q1", "solution": True}}
+    ours = nbformat.v4.new_markdown_cell("# Ours <b>bold</b>")
+    given = nbformat.v4.new_notebook(cells=[ours, nbformat.v4.new_code_cell("", metadata=told)])
+    nbformat.write(given, tmp_path/"given.ipynb")
+    strange = {"nbgrader": {"grade_id": SCRIPTS}, "format": "text/html"}
+    cells = [ours, nbformat.v4.new_code_cell("x = 1", metadata=told)]
+    cells += [kind(SCRIPTS, metadata=strange) for kind in kinds]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"title": SCRIPTS}),
+                   tmp_path/"hers.ipynb")
+    grade.tame(tmp_path/"hers.ipynb", tmp_path/"given.ipynb")
+    book = nbformat.read(tmp_path/"hers.ipynb", 4)
+    assert [cell.source for cell in book.cells[:2]] == [ours.source, "x = 1"]
+    assert [dict(cell.metadata) for cell in book.cells] == [{}, told, {}, {}, {}]
+    assert [cell.source for cell in book.cells[2:]] == [grade.as_typed(SCRIPTS)]*2 + [SCRIPTS]
+    assert grade.as_typed("a ```` b") == "```````text\na ```` b\n```````"
+    assert list(book.metadata) == ["kernelspec"]
+    (tmp_path/"hers.ipynb").write_text("{garbage")
+    grade.tame(tmp_path/"hers.ipynb", tmp_path/"given.ipynb")
+    assert (tmp_path/"hers.ipynb").read_text() == "{garbage"
+
+
+def test_what_would_run_is_seen():
+    "So that the test of the feedback page can fail."
+    assert len(running(SCRIPTS)) >= 5 and running(html.escape(SCRIPTS)) == []
+
+
 @needs_nbgrader
 @needs_box
 def test_no_script_of_a_students_runs_in_a_feedback_page(copies, tmp_path):
-    show = "from IPython.display import HTML, display\ndisplay(HTML('<script>stolen()</script>'))"
+    show = ("from IPython.display import display\nbad =  + SCRIPTS + \n"
+            "for kind in ('html', 'markdown', 'latex', 'plain', 'javascript', 'vnd.mermaid'):\n"
+            "    display({f'text/{kind}': bad}, raw=True)\nprint(bad)\n"
+            "raise type(bad, (Exception,), {})(bad)")
     with_cells(copies, tmp_path/"s", "ada", first=show)
+    path = tmp_path/"s/ada/a1.ipynb"
+    book = nbformat.read(path, 4)
+    raw = nbformat.v4.new_raw_cell(SCRIPTS, metadata={"format": "text/html"})
+    book.cells += [nbformat.v4.new_markdown_cell(SCRIPTS), raw]
+    language = {"name": SCRIPTS, "pygments_lexer": SCRIPTS}
+    book.metadata = {"title": SCRIPTS, "language_info": language,
+                     "kernelspec": {"name": "python3", "display_name": SCRIPTS}}
+    nbformat.write(book, path)
     grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None)
     page = (tmp_path/"out/course/feedback/ada/a1/a1.html").read_text()
-    assert "stolen()" in page and "<script>stolen" not in page
+    assert page.count("stolen") >= 10  # it is shown, in prose and in outputs
+    assert running(page) == []
+    assert "Each student" in page or "Five questions" in page  # ours is still prose
 
 
 ESCAPES = {  # what -> Python that says how far it came; PermissionError and the like: not far
@@ -632,6 +708,26 @@ ESCAPES = {  # what -> Python that says how far it came; PermissionError and the
     "the tools": "[f for f in os.listdir(root + '/tools') if f != 'grade_student.py'][0]",
     "the teacher's environment": "os.environ['TEACHERS_TOKEN']",
     "the teacher's files": "os.listdir(teachers)",
+    "a pair of sockets": "socket.socketpair()",
+    "a queue of messages": "libc('mq_open', b'/queue', 0o102, 0o600, 0)",
+    "semaphores shared with others": "libc('semget', 5, 1, 0o1666)",
+    "the kernel's keys": "libc('syscall', 248, b'user', b'k', b'v', 1, -3)",
+    "page faults, handled": "libc('syscall', 323, 0)",
+    "the keys of others": "libc('syscall', 250, 11, 0)",
+    "calls in a ring": "libc('syscall', 425, 8, b'\\0'*120)",
+    "a new root": "os.chroot('/')",
+    "a mount": "libc('mount', b'none', b'/tmp', b'tmpfs', 0, None)",
+    "the kernel's settings": "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)",
+    "the kernel's memory": "open('/proc/kcore', 'rb').read(9)[0]",
+    "the kernel's addresses": "open('/proc/kallsyms').read(9)[0]",
+    "the kernel's buttons": "open('/proc/sysrq-trigger').read(9)[0]",
+    "a process of the teacher's": "[p for p in os.listdir('/proc') if p.isdigit()][2]",
+    "a descriptor that was left open": "[f for f in os.listdir('/proc/self/fd')][4]",
+    "another user": "os.setuid(0)",
+    "more rights": "libc('prctl', 47, 2, 21, 0, 0)",
+    "a file with another owner's rights": "os.chmod(os.path.join(given, '.'), 0o4777)",
+    "home": "open('/root/.bashrc')",
+    "other mounts": "[m for m in open('/proc/mounts') if ' / ' in m and ' rw' in m][0]",
     "a second library of the course": "open(root + '/dp_course/basics.py', 'a')",
 }
 PROGRAM = """

@@ -175,7 +175,13 @@ LEAKS = [  # answers that break privacy, though most properties hold
     ("check_noise_for", "rounded, two sums are one", True),
     ("check_must_pay", "another seed, another noise", True),
     ("check_centred", "the scale is private", True),
-    ("check_late_sum", "the factors are missing", True)]
+    ("check_late_sum", "the factors are missing", True),
+    ("check_safe_epsilon", "that is one epoch", True),
+    ("check_safe_epsilon", "far more than needed", False),
+    ("check_sampled_delta", "not 1 + z", True),
+    ("check_group_delta", "k times the last term", False),
+    ("check_conv_ghost", "positions are not orthogonal", True),
+    ("check_private_mean", "not a number", True)]
 
 
 @pytest.mark.parametrize("check,words,leaks", LEAKS)

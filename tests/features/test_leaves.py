@@ -23,8 +23,8 @@ from dp_course.cli import (
     make_config,
     make_plan,
     make_trainer,
+    train,
 )
-from dp_course.cli.run import run
 from dp_course.data import Examples, drawings, load
 from dp_course.features import cache, encoder_state, save_encoder
 from dp_course.features import encoders as E
@@ -521,7 +521,7 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
     config = make_config(preset)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=4),
                 Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
-        end = run(job, say=lambda line: None, show=False)  # picked up, nothing is bought twice
+        end = train(job, say=lambda line: None, show=False)  # picked up, nothing is bought twice
     start, *_, last = read_record(end["paths"]["record"])
     assert "synthetic leaves" in start["data"] and start["config"]["centre"] == 10
     assert end["test_accuracy"] > least and last["finished"]
@@ -536,7 +536,7 @@ def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
     config = make_config(preset, **given)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
                 Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
-        end = run(job, say=lambda line: None, show=False)
+        end = train(job, say=lambda line: None, show=False)
     assert end["finished"] and end["step"] == 3
 
 

@@ -18,13 +18,18 @@ from dp_course.cli import (
     PRESETS,
     Job,
     images_of,
+    load_data,
     make_config,
+    make_model,
     make_plan,
+    make_trainer,
     open_release,
     releases,
+    setup,
+    summaries,
+    train,
 )
-from dp_course.cli import run as train
-from dp_course.cli.results import results
+from dp_course.cli.main import main
 from dp_course.data import Examples, load
 from dp_course.data import datasets as data_module
 from dp_course.features import cache, load_start, save_encoder
@@ -170,7 +175,7 @@ def no_network(monkeypatch, tmp_path):
     "A machine where CIFAR-10 is, and the public network is not."
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
     made_up = replace(ONE_LABEL, load=lambda *args, **kwargs: photographs())
-    monkeypatch.setattr(train, "task_of", lambda name: made_up)
+    monkeypatch.setattr(setup, "task_of", lambda name: made_up)
 
 
 @pytest.mark.parametrize("preset, net", [("public-linear-eps3", "public-net"),
@@ -179,7 +184,7 @@ def no_network(monkeypatch, tmp_path):
 def test_without_the_public_network_one_line_names_its_command(preset, net, no_network, tmp_path,
                                                                capsys):
     words = [preset, "--batch-size", "20", "--out", str(tmp_path/"out"), "--device", "cpu"]
-    assert train.main(words) == 2
+    assert main(words) == 2
     line, = capsys.readouterr().err.splitlines()
     assert f"dp-pretrain {net} " in line and str(tmp_path) in line
     assert not list((tmp_path/"out").glob("*")), "nothing was begun"
@@ -188,7 +193,7 @@ def test_without_the_public_network_one_line_names_its_command(preset, net, no_n
 @pytest.mark.parametrize("preset, net, f", [("public-linear-eps3", "public-net", 2048),
                                             ("public-max100-eps2.12", "max-100", 1024)])
 def test_what_it_would_cost_is_said_without_the_network(preset, net, f, no_network, capsys):
-    assert train.main([preset, "--dry-run", "--device", "cpu"]) == 0
+    assert main([preset, "--dry-run", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert f"{10*(f + 1):,} parameters" in said and f"dp-pretrain {net} " in said
 
@@ -283,7 +288,7 @@ def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, giv
     config = make_config(preset, **given)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
                 Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
-        end = train.run(job, say=lambda line: None, show=False)
+        end = train(job, say=lambda line: None, show=False)
     assert end["finished"] and end["test_accuracy"] >= least and end["eps_pld"] <= config.eps
     released = open_release(end["paths"]["weights"])
     assert released.accuracy() == (end["test_accuracy"], 360)
@@ -313,7 +318,7 @@ def as_if_there(monkeypatch, tmp_path):
         return public if name == "cifar100" else photographs()
     for module in (P, recipe):
         monkeypatch.setattr(module, "load", found)
-    for module in (train, releases):
+    for module in (setup, releases):
         monkeypatch.setattr(module, "task_of", lambda name: replace(ONE_LABEL, load=found))
     return tmp_path
 
@@ -335,7 +340,7 @@ def test_a_preset_is_a_row_of_the_sweep(what, as_if_there, monkeypatch):
     config = make_config("public-all-eps2", learns=LEARNS[what], batch_size=6., epochs=.4,
                          head_steps=2)
     job = Job(config, out=as_if_there/"out", device="cpu", seed=7)
-    end = train.run(job, say=lambda line: None, show=False)
+    end = train(job, say=lambda line: None, show=False)
     released = open_release(end["paths"]["weights"])
     state = theirs.model.state_dict()
     assert released.model.state_dict().keys() == state.keys() and end["step"] == 4
@@ -350,7 +355,7 @@ def test_what_does_not_learn_stays_as_it_was(as_if_there):
     for learns, moved in (("head", 0), ("head+norms", 16), ("head+adapters", 0)):
         config = make_config("public-all-eps2", learns=learns, batch_size=20., epochs=1.,
                              head_steps=0)
-        trainer = train.make_trainer(config, train.load_data(config), seed=0).fit()
+        trainer = make_trainer(config, load_data(config), seed=0).fit()
         after = {name.replace(".conv.", "."): v for name, v in trainer.model.named_parameters()}
         before = {name: v for name, v in body.named_parameters() if name in after}
         assert len(before) == len(list(body.parameters())) - 2  # all but its last layer
@@ -364,7 +369,7 @@ def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
     theirs, row = trainer_of(cell, monkeypatch)
     config = make_config("public-max100-eps2.12", batch_size=30., epochs=2.5)
     job = Job(config, out=as_if_there/"out", device="cpu", seed=3)
-    end = train.run(job, say=lambda line: None, show=False)
+    end = train(job, say=lambda line: None, show=False)
     released = open_release(end["paths"]["weights"])
     assert torch.equal(released.model[-1].weight, theirs.model[-1].weight)
     assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
@@ -394,7 +399,7 @@ def test_what_does_not_fit_is_refused(preset, given, words):
 def test_public_images_of_another_size_are_refused(as_if_there):
     config = make_config("public-all-eps2-fast", new_head="cifar100")
     with pytest.raises(ValueError, match="1x8x8.*pass bars"):
-        train.make_model(config, load("digits"))
+        make_model(config, load("digits"))
 
 
 def test_photographs_become_features_once(tmp_path, monkeypatch):
@@ -412,7 +417,7 @@ def test_photographs_become_features_once(tmp_path, monkeypatch):
 def test_the_head_of_a_public_start_learns_first(tmp_path):
     public = encoder_of_public_net(tmp_path/"a.pt", channels=1)
     config = make_config("public-all-eps2-fast", start=str(tmp_path/"a.pt"), head_steps=1)
-    trainer = train.make_trainer(config, load("digits"), seed=0)
+    trainer = make_trainer(config, load("digits"), seed=0)
     near(trainer.model[0][0].weight, public[0][0].weight, .01)  # bfloat16
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for moved in (2, len(before)):
@@ -430,7 +435,7 @@ def test_a_public_start_is_called_public():
     assert images_of(vars(make_config("public-all-eps2-fast"))) == "synthetic"  # drawn bars
     other = make_config("resnet20-synthetic-eps3")
     assert images_of(vars(other)) == "synthetic"
-    rows = {row["run"]: row["images"] for row in results()}
+    rows = {row.preset: row.images for row in summaries()}
     assert {name for name in rows if "CIFAR-100" in rows[name]} == {
         name for name in PRESETS if name.startswith("public-")}
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from make_kymatio_reference import CASES, image
 from torch import nn
 
-from dp_course.cli import Job, make_config, make_trainer
-from dp_course.cli.run import run
+from dp_course.cli import Job, make_config, make_trainer, train
 from dp_course.data import Examples, Views, dead_leaves, load
 from dp_course.features import (
     ParallelSum,
@@ -418,7 +417,7 @@ def test_run_leaves_a_record(tmp_path, preset, least, parameters):
     job = Job(make_config(preset), out=tmp_path, device="cpu", seed=3)
 
     def record():
-        end = run(job, say=lambda line: None, show=False)
+        end = train(job, say=lambda line: None, show=False)
         return read_record(end["paths"]["record"])
 
     start, *_, end = record()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from dp_course.basics import near
 from dp_course.cli import open_release
-from dp_course.cli.run import main
+from dp_course.cli.main import main
 from dp_course.data import load
 from dp_course.privacy import epsilon
 from dp_course.training import flat_row, read_record, read_runs, run_file, sweep

@@ -68,7 +68,7 @@ def test_the_wheel_holds_the_command_the_records_and_the_encoder(wheel, clone):
         listed = archive.namelist()
         entry = next(name for name in listed if name.endswith("entry_points.txt"))
         scripts = archive.read(entry).decode().replace(" ", "")
-    assert "dp-train=dp_course.cli.run:main" in scripts
+    assert "dp-train=dp_course.cli.main:main" in scripts
     records = {name for name in listed if name.startswith("dp_course/runs/")}
     assert len(records) == len([p for p in (clone/"runs").iterdir() if "json" in p.suffix])
     assert "dp_course/starts/resnet20-synthetic.pt" in listed
@@ -80,7 +80,7 @@ import {modules}
 assert {site!r} in dp_course.__file__
 foreign = {{"nbdev", "opacus", "IPython", "fastcore"}}
 assert not foreign & set(sys.modules)
-from dp_course.cli.run import main
+from dp_course.cli.main import main
 assert main(["digits-eps3-fast", "--seed", "0", "--out", "out"]) == 0
 """
 

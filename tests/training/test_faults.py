@@ -15,9 +15,9 @@ import torch
 import warm
 
 from dp_course.basics import progress
-from dp_course.cli import Config, Job, config_of, make_config, parse, plot_record, tidy
+from dp_course.cli import Config, Job, config_of, make_config, parse, plot_record, tidy, train
 from dp_course.cli import progress as console
-from dp_course.cli.run import main, run
+from dp_course.cli.main import main
 from dp_course.training import Record, Trainer, read_record, recorded, records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ MINI = "digits-eps3-fast"
 def quiet(**asked):
     "Run a miniature without a word."
     config = make_config(MINI, **asked.pop("config", {}))
-    return run(Job(config, **asked), say=lambda text: None, show=False)
+    return train(Job(config, **asked), say=lambda text: None, show=False)
 
 
 def complaint(capsys, *typed):
@@ -304,7 +304,7 @@ def test_record_is_free_again_after_a_run_and_after_a_failure(tmp_path):
         raise OSError("no screen")
 
     with pytest.raises(OSError):
-        run(Job(make_config(MINI), out=tmp_path, seed=0), say=fail, show=False)
+        train(Job(make_config(MINI), out=tmp_path, seed=0), say=fail, show=False)
     assert not quiet(out=tmp_path, resume=True, steps=3)["finished"]
     assert quiet(out=tmp_path, resume=True)["finished"]
 

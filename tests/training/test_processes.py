@@ -17,8 +17,8 @@ import torch.nn.functional as F
 import warm
 from torch import nn
 
-from dp_course.cli import Job, make_config
-from dp_course.cli.run import main, run
+from dp_course.cli import Job, make_config, train
+from dp_course.cli.main import main
 from dp_course.data import Examples, Views, multiplicity
 from dp_course.gradients import FlatClip, fast_grad_sum, fixed_shape, loop_grad_sum
 from dp_course.privacy import PLDAccountant, PrivacyPlan, poisson_indices, step_generator
@@ -478,7 +478,7 @@ def miniature():
 
 
 def quiet(config, peers=Peers(), stop=lambda: False, **asked):
-    return run(Job(config, **asked), stop=stop, say=lambda text: None, show=False, peers=peers)
+    return train(Job(config, **asked), stop=stop, say=lambda text: None, show=False, peers=peers)
 
 
 def whole_run(peers, out, asked):
@@ -517,7 +517,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
 @pytest.mark.slow
 def test_torchrun_trains_once_prints_once_and_leaves_one_record(tmp_path):
     torchrun = "torch.distributed.run --nproc-per-node 2 --master-port 0 --standalone"
-    typed = f"{torchrun} -m dp_course.cli.run digits-eps3-fast --seed 3 --device cpu --out"
+    typed = f"{torchrun} -m dp_course.cli.main digits-eps3-fast --seed 3 --device cpu --out"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     done = subprocess.run([sys.executable, "-m", *typed.split(), str(tmp_path)], text=True,
                           capture_output=True, cwd=ROOT, env=environment, timeout=120)

@@ -8,12 +8,16 @@ WRONG = {
         "a distance has no sign": "lambda a, b: (max(a, b), b - a)",
         "not by their sum": "lambda a, b: (max(abs(a), abs(b)), abs(a) + abs(b))",
         "start in the middle": "lambda a, b: ((b - a)/2, b - a)",
+        "never negative": "lambda a, b: (max(abs(a), abs(b)), a - b)",
+        "difference of their sizes": "lambda a, b: (max(abs(a), abs(b)), abs(abs(b) - abs(a)))",
         "farther than the larger end": "lambda a, b: (max(abs(a), abs(b)),)*2"},
     "check_laplace_delta": {
         "forgot to subtract": "lambda e, l: 1 - math.exp((e - l)/2)/2 if e < l else 0.",
         "half of eps": "lambda e, l: 1 - math.exp(e - l)",
         "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)",
         "is half of eps - level": "lambda e, l: max(0., 1 - math.exp(e - l))",
+        "so eps - level is halved": "lambda e, l: max(0., (1 - math.exp(e - l))/2)",
+        "that is e^eps q alone": "lambda e, l: math.exp((e - l)/2)*(e < l)",
         "the sign of the exponent": "lambda e, l: max(0., 1 - math.exp((l - e)/2))",
         "that is P[loss > eps]": "lambda e, l: max(0., 1 - math.exp((e - l)/2)/2)*(e < l)"},
     "check_sampled_delta": {
@@ -26,12 +30,20 @@ WRONG = {
             "lambda e, s, z: (1 - (e + (1 + 2*s*z)/(2*s**2)).exp()).clamp(min=0).mean()",
         "not the mean":
             "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean().clamp(min=0)",
+        "not 2y + 1":
+            "lambda e, s, z: (1 - (e - (3 + 2*s*z)/(2*s**2)).exp()).clamp(min=0).mean()",
+        "not 2y": "lambda e, s, z: (1 - (e - (1 + s*z)/s**2).exp()).clamp(min=0).mean()",
+        "not 1 + sigma^2*z":
+            "lambda e, s, z: (1 - (e - (1 + 2*s**2*z)/(2*s**2)).exp()).clamp(min=0).mean()",
+        "not loss - eps": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) - e).clamp(min=0).mean()",
         "P[loss > eps]": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) > e).double().mean()"},
     "check_group_delta": {
         "delta grows": "lambda e, d, k: k*d",
         "counted from 1": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(1, k + 1))",
         "k times the last term": "lambda e, d, k: k*d*math.exp((k - 1)*e)",
         "last term only": "lambda e, d, k: d*math.exp((k - 1)*e)",
+        "no term is like another": "lambda e, d, k: d*(1 + (k - 1)*math.exp(e))",
+        "the eps of the whole group": "lambda e, d, k: d*math.exp(k*e)",
         "one term too many": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(k + 1))",
         "e^eps - 1 cancels":
             "lambda e, d, k: d*(math.exp(k*e) - 1)/(math.exp(e) - 1) if e else d*k"},

@@ -56,6 +56,10 @@ WRONG = {
         "where the bias gradient is negative":
             "lambda W, bias: {'image': W[bias.argmax()]/bias.max(), 'label': bias.argmax()}",
         "the image times a number": STEAL % "",
+        "the row is the image *times* it": STEAL % "*bias.min()",
+        "divide by that": "lambda W, bias: {'image': W.T@bias, 'label': bias.argmin()}",
+        "not its length": "lambda W, bias: {'image': W.T@bias/bias.norm(), 'label': bias.argmin()}",
+        "divide by the row's own": STEAL % "/bias.sum()",
         "not by the length": STEAL % "/bias.norm()",
         "minus the image": STEAL % "/bias.min().abs()",
         "not the sum": "lambda W, bias: {'image': W.sum(0)/bias.sum(), 'label': bias.argmin()}",

@@ -48,6 +48,7 @@ WRONG = {
             "+ np.log1p(-1/orders) - np.log(orders)/(orders - 1)"),
         "the index of the order": ("orders[i]", "i"),
         "in this order": ("eps[i], orders[i]", "orders[i], eps[i]"),
+        "natural logarithm": ("math.log(1/delta)", "math.log10(1/delta)"),
         "the sign": ("math.log(1/delta)", "math.log(delta)")}),
     "check_delta_curve": edited(CURVE, **{
         "only the share": ("np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))",

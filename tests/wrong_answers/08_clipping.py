@@ -52,6 +52,7 @@ WRONG = {
         "0/0 is NaN": JUDGE.replace("not abs(t) >", "abs(t) <="),
         "never learns anything": "lambda a, b: 'no verdict'",
         "seed by seed": JUDGE.replace("d.std()", "(a.var() + b.var())**.5"),
+        "not by std": JUDGE.replace("/(d.std()/len(d)**.5)", "/d.std()"),
         "the other way round": JUDGE.replace("d = a - b", "d = b - a"),
         "a fixed threshold": JUDGE.replace("/(d.std()/len(d)**.5)", "/.25"),
         "that is a verdict, too": JUDGE.replace("abs(t)", "t")},

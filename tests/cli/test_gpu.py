@@ -1,0 +1,141 @@
+"What a GPU would do, simulated on the CPU; what it does, where there is one; its stages, in small."
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import quiet
+
+from dp_course.cli import PRESETS, Job, make_config, setup, train
+from dp_course.data import Examples
+from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, layers, loop_grad_sum
+from dp_course.models import resnet20
+from dp_course.training import prove_separate, read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = pytest.mark.gpu
+
+
+def loss(output, y):
+    return F.cross_entropy(output, y, reduction="none")
+
+
+def images(n=4, device="cpu"):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (n, 3, 8, 8), generator=g, dtype=torch.uint8)
+    return Examples(x, torch.arange(n) % 10, x[:2], torch.arange(2)).to(device)
+
+
+@pytest.fixture
+def like_cuda(monkeypatch):
+    "Autocast of the CPU, in which normalizations take their input as they do under CUDA's."
+    enabled = torch.is_autocast_enabled
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": enabled("cpu"))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    yield
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("dtype, wide", [
+    (torch.bfloat16, torch.float32), (torch.float16, torch.float32),
+    (torch.float32, torch.float32), (torch.float64, torch.float64)])
+def test_a_normalization_on_cuda_widens_what_is_narrow_and_nothing_else(like_cuda, dtype, wide):
+    x = torch.ones(2, 3, dtype=dtype)
+    assert layers._float32_on_cuda(x).dtype == dtype, "no autocast, no cast"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layers._float32_on_cuda(x).dtype == wide
+
+
+def test_a_sum_in_float64_stays_exact_under_an_autocast_like_cudas(like_cuda):
+    "The proof compares in float64; a cast to float32 would show as 1e-7 of the sum."
+    torch.manual_seed(0)
+    model = resnet20().double()
+    data = images()
+    x, y = data.normalize(data.train_x).double(), data.train_y
+    exact, _ = loop_grad_sum(model, loss, x, y, FlatClip(1.))
+    with torch.autocast("cpu", torch.bfloat16):
+        fast, _ = fast_grad_sum(model, loss, x, y, FlatClip(1.))
+    largest = max(g.abs().max() for g in exact.values())
+    assert max((fast[name] - exact[name]).abs().max() for name in exact) < 1e-12*largest
+
+
+def test_the_record_of_a_gpu_says_what_computes_its_products():
+    found = setup._tensor_cores(torch.device("cuda"))["tf32"]
+    assert found == {"convolutions": torch.backends.cudnn.allow_tf32,
+                     "products": torch.backends.cuda.matmul.allow_tf32}
+    assert setup._tensor_cores(torch.device("cpu")) == {}
+
+
+# --- where there is a GPU
+
+
+@GPU
+def test_the_fast_engine_agrees_with_the_loop_in_float64():
+    torch.manual_seed(0)
+    model, data = resnet20().double().cuda(), images(device="cuda")
+    x, y = data.normalize(data.train_x).double(), data.train_y
+    exact, _ = loop_grad_sum(model, loss, x, y, FlatClip(1.))
+    fast, _ = fast_grad_sum(model, loss, x, y, FlatClip(1.))
+    largest = max(g.abs().max() for g in exact.values())
+    assert max((fast[name] - exact[name]).abs().max() for name in exact) < 1e-9*largest
+
+
+@GPU
+@pytest.mark.parametrize("engine", [fast_grad_sum, bf16_engine(fast_grad_sum)])
+def test_the_proof_accepts_a_resnet_on_a_gpu(engine):
+    prove_separate(engine, resnet20().cuda(), loss, images(device="cuda"))
+
+
+@GPU
+def test_a_run_on_a_gpu_is_cut_short_and_goes_on(tmp_path):
+    config = make_config("resnet20-cpu-eps3-fast")
+    short = quiet(config, out=tmp_path, seed=0, steps=1, device="cuda")
+    assert not short["finished"]
+    job = Job(config, out=tmp_path, device="cuda", resume=True)
+    rest = train(job, say=lambda text: None, show=False)
+    lines = read_record(rest["paths"]["record"])
+    assert rest["finished"] and rest["computed"] == rest["step"]
+    assert lines[0]["device"] == "cuda" and "tf32" in lines[0]
+
+
+@GPU
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_miniature_takes_a_step_on_a_gpu(name, tmp_path):
+    config = make_config(f"{name}-fast", n_val=0)
+    assert quiet(config, out=tmp_path, seed=0, steps=1, device="cuda")["step"] == 1
+
+
+# --- the stages of tools/gpu_rows.sh, on the CPU
+
+
+KEPT = {"1": {"gpu.txt", "said.txt", "tests.txt", "runs"}, "2": {"costs.txt", "runs"},
+        "3": {"said.txt", "runs"}, "4": {"said.txt", "runs"}, "5": {"said.txt", "runs"}}
+
+
+def stage(number, out):
+    env = {**os.environ, "MINI": "1", "OUT": str(out), "PYTHON": sys.executable,
+           "PYTHONPATH": str(ROOT)}
+    return subprocess.run([ROOT/"tools/gpu_rows.sh", number], env=env, capture_output=True,
+                          text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", KEPT)
+def test_a_stage_in_miniature_leaves_what_is_to_be_kept(number, tmp_path):
+    done = stage(number, tmp_path)
+    said = (tmp_path/"said.txt").read_text() if "said.txt" in KEPT[number] else ""
+    assert done.returncode == 0, done.stderr + said
+    assert {path.name for path in tmp_path.iterdir()} == KEPT[number]
+    if number == "2":
+        assert "nothing is spent" in (tmp_path/"costs.txt").read_text()
+        return
+    record, = (tmp_path/"runs").glob("*.jsonl")
+    ends = [line for line in read_record(record) if line["kind"] == "end"]
+    assert ends[-1]["finished"] == (number == "5"), "the fifth goes on to its end"
+
+
+def test_a_stage_that_does_not_exist_is_refused(tmp_path):
+    assert stage("6", tmp_path).returncode == 2

@@ -1,0 +1,189 @@
+"""One example moves a clipped sum by C (1 + 1e-6): a search for one that moves it further.
+
+Casacuberta, Shoemate, Vadhan & Wagaman 2022 (arXiv 2207.10635): a sum of floats moves by more.
+"""
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dp_course.gradients import (
+    FlatClip,
+    bookkeeping_grad_sum,
+    fast_grad_sum,
+    ghost_grad_sum,
+    hook_grad_sum,
+    linear_grad_sum,
+    linear_head,
+    loop_grad_sum,
+    vmap_grad_sum,
+)
+from dp_course.models import WSConv2d
+
+C = 1.
+BOUND = C*(1 + 1e-6)
+ENGINES = [hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum, vmap_grad_sum]
+
+
+def dot(output, y):
+    "A loss whose gradient at the output is the label: rows of gradients are chosen at will."
+    return (output.flatten(1)*y.flatten(1)).sum(1)
+
+
+def staircase(n, lost=.6):
+    "Ones up to a power of two; below it rows of `lost` units vanish, above it they round up."
+    k = int(math.log2(n*2/3))
+    unit = 2.**(k - 24)
+    v = torch.full((n,), -lost*unit)
+    v[:2**k] = 1.
+    v[2**k] = .5
+    return v
+
+
+def blocks(n, length=64):
+    "The same within every block of 64: taking away a row shifts all of them."
+    ones = length//2
+    one = torch.full((length,), -.6*2.**-19)
+    one[:ones] = 1.
+    return one.repeat(-(-n//length))[:n]
+
+
+def alternating(n):
+    "Large terms that cancel, between small ones that a float32 sum forgets."
+    v = torch.tensor([1., 2.**-25, -1., 2.**-25]).repeat(-(-n//4))[:n]
+    v[0] = .75
+    return v
+
+
+def at_random(n):
+    g = torch.Generator().manual_seed(n)
+    return torch.randn(n, generator=g)*10**(-8*torch.rand(n, generator=g))
+
+
+PATTERNS = [staircase, lambda n: staircase(n, .51), blocks, alternating, at_random]
+LAYERS = {  # model, shape of x, shape of its output
+    "linear": (lambda: nn.Linear(1, 1, bias=False), (1,), (1,)),
+    "bias": (lambda: nn.Linear(1, 1), (1,), (1,)),
+    "conv": (lambda: nn.Conv2d(1, 1, 1, bias=False), (1, 1, 1), (1, 1, 1)),
+    "transposed": (lambda: nn.ConvTranspose2d(1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    "norm": (lambda: nn.GroupNorm(1, 1), (1, 2, 1), (1, 2, 1)),
+    "embedding": (lambda: nn.Embedding(2, 1), (1,), (1, 1))}
+
+
+def batch(kind, v, dtype=torch.float32):
+    make, shape, out = LAYERS[kind]
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    if kind == "embedding":
+        x = torch.zeros(len(v), *shape, dtype=torch.long)
+    else:
+        x = torch.ones(len(v), *shape, dtype=dtype)
+    y = v.view(-1, *[1]*len(out)).expand(len(v), *out)
+    return model, x, y.to(dtype)
+
+
+def in_micro_batches(engine, model, x, y, size):
+    "As a trainer adds them up."
+    total = 0
+    for xs, ys in zip(x.split(size), y.split(size)):
+        sums, _ = engine(model, dot, xs, ys, FlatClip(C))
+        assert all(g.dtype == torch.float64 for g in sums.values())
+        total = total + torch.cat([g.flatten() for g in sums.values()])
+    return total
+
+
+def moved(engine, model, x, y, size=None, row=0):
+    "How far the sum moves when one row goes."
+    size = size or len(x)
+    keep = [*range(row), *range(row + 1, len(x))]
+    whole = in_micro_batches(engine, model, x, y, size)
+    return (whole - in_micro_batches(engine, model, x[keep], y[keep], size)).norm().item()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_pattern_moves_a_sum_further(engine):
+    for kind in LAYERS:
+        for pattern in PATTERNS:
+            assert moved(engine, *batch(kind, pattern(1500))) <= BOUND, (kind, pattern)
+
+
+@pytest.mark.parametrize("kind", ["linear", "bias"])
+def test_nor_in_micro_batches(kind):
+    for pattern in (staircase, blocks, alternating):
+        assert moved(fast_grad_sum, *batch(kind, pattern(400)), 16) <= BOUND, pattern
+
+
+def test_the_attack_of_fifty_thousand_rows():
+    "In float32 this sum moved by 34 C."
+    model, x, y = batch("linear", staircase(50_000))
+    assert moved(fast_grad_sum, model, x, y) <= BOUND
+    ones = torch.ones(len(y))
+    in_float32 = y.T @ ones - y[1:].T @ ones[1:]
+    assert in_float32.abs().item() > 5*C  # the search would have noticed
+
+
+def test_the_loop_adds_up_in_float64():
+    for kind in ("linear", "norm"):
+        model, x, y = batch(kind, staircase(200))
+        assert moved(loop_grad_sum, model, x, y) <= BOUND
+
+
+def test_the_linear_engine():
+    head = linear_head((1, 1, 1), 1)
+    for pattern in PATTERNS:
+        v = pattern(5000)
+        x = torch.ones(5000, 1, 1, 1)
+        assert moved(linear_grad_sum, head, x, v[:, None]) <= BOUND
+        assert moved(linear_grad_sum, head, x[:400], v[:400, None], 16) <= BOUND
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_moves_a_sum_no_further(dtype):
+    for engine in (hook_grad_sum, bookkeeping_grad_sum, fast_grad_sum, ghost_grad_sum):
+        for kind in ("linear", "bias", "embedding"):
+            for pattern in (staircase, blocks, at_random):
+                assert moved(engine, *batch(kind, pattern(1000), dtype)) <= BOUND, kind
+
+
+def wide(kind):
+    "Layers with many numbers, whose norms are rounded."
+    torch.manual_seed(1)
+    if kind == "linear":
+        return nn.Linear(3000, 40), torch.randn(4, 3000).exp()*10, (4, 40)
+    if kind == "words":
+        return nn.Linear(50, 60), torch.randn(4, 9, 50) + 3, (4, 9, 60)
+    if kind == "conv":
+        return nn.Conv2d(8, 16, 3, padding=1), torch.randn(4, 8, 12, 12) + 1, (4, 16, 12, 12)
+    if kind == "ghost conv":
+        return nn.Conv2d(64, 64, 3, padding=1), torch.randn(4, 64, 4, 4) + 1, (4, 64, 4, 4)
+    conv = WSConv2d(64, 64, 3, padding=1, bias=False)
+    return conv, torch.randn(4, 64, 4, 4) + 1, (4, 64, 4, 4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "words", "conv", "ghost conv", "standardized"])
+def test_rounded_norms_let_no_example_be_longer(kind):
+    model, x, shape = wide(kind)
+    for scale, centre in ((1., 0.), (100., 0.), (100., 1.)):
+        y = torch.randn(shape, generator=torch.Generator().manual_seed(2))*scale
+        if centre:
+            y = y - .9*y.mean(dim=tuple(range(2, y.dim())), keepdim=True) if y.dim() > 2 else y
+        for engine in ENGINES:
+            for i in range(len(x)):
+                sums, _ = engine(model, dot, x[i:i + 1], y[i:i + 1], FlatClip(C))
+                length = torch.cat([g.flatten() for g in sums.values()]).norm().item()
+                assert .9*C <= length <= BOUND, (engine.__name__, length)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, loop_grad_sum])
+def test_an_infinite_weight_gradient_beside_a_finite_bias_counts_nothing(engine):
+    "One tensor's norm is enough: `any` in place of `all` would let 0*inf into the released sum."
+    model = nn.Linear(2, 1)
+    x = torch.tensor([[1., 2.], [math.inf, 1.], [3., 4.]])
+    y = torch.full((3, 1), .1)
+    sums, norms = engine(model, dot, x, y, FlatClip(C))
+    want, _ = engine(model, dot, x[[0, 2]], y[[0, 2]], FlatClip(C))
+    assert not norms[:, 1].isfinite().all() and norms[1, 1].isfinite()
+    for name in want:
+        assert sums[name].isfinite().all()
+        torch.testing.assert_close(sums[name], want[name])
