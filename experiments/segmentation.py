@@ -196,7 +196,7 @@ def phantom_batch(t, n=PHANTOM_BATCH):
 def start():
     "The weights that learnt from phantoms; a machine that has none trains them first."
     path = weights_file()
-    if not path.exists() or load_checked(path, "segmentation pretraining")["t"] < PHANTOM_STEPS:
+    if not path.exists():
         pretrain(cell_of("pretrain", "phantoms"))
     return load_checked(path, "segmentation pretraining")["model"]
 

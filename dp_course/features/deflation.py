@@ -323,4 +323,5 @@ def cosine_grad_sum(
     factors = torch.where(good, clip(norms[None])[0]/length, 0.)
     pull = torch.where(good[:, None], factors[:, None]*slope, 0.)
     kept = x if good.all() else torch.where(good[:, None], x, 0.)
+    pull, kept = pull.double(), kept.double()  # a sum of floats moves by more than its largest row
     return {"linear.weight": pull.T @ kept - pull.sum(0)[:, None]*mean}, norms[None]

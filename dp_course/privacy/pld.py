@@ -899,8 +899,8 @@ def _capped(eps, ledger, delta):
 # %% ../../nbs/workshop/privacy/pld.ipynb #ee6d06bf
 class PLDAccountant(Accountant):
     "Composes privacy-loss distributions: never below the truth, less than 0.1 % above it."
-    # Neighbours: one example added or removed. Tested with fifty digits: eps lies less than 1e-3,
-    # relative, above the truth for 10^10 steps and delta >= 1e-15 (test_never_below_fifty_digits).
+    # Neighbours: one example added or removed. Meant for up to 10^10 steps and delta >= 1e-15; beside
+    # sums of 19 digits eps lay 7e-5 to 4e-4, relative, above the truth in 15 random settings.
     # Koskela, Jaelkoe, Honkela 2020 (the FFT); Doroshenko et al. 2022 (arXiv 2207.04380, the
     # grid); Alghamdi et al. 2023 (the tilt, and the line where a grid would be too coarse)
     def epsilon(

@@ -207,7 +207,7 @@ def test_engines_with_wrappers_and_the_linear_one():
     half = unit_grad_sum(net.float(), loss, Units(x.float(), SIZES), LABELS, FlatClip(.7), most=4,
                          engine=bf16_engine(gradients.fast_grad_sum))
     close(half[1].double(), lengths, rtol=.03, atol=.01)
-    assert half[1].dtype == half[0]["1.weight"].dtype == torch.float32
+    assert half[0]["1.weight"].dtype == torch.float64  # norms may be narrower, sums may not
 
 
 @pytest.mark.parametrize("most", [None, 2])
