@@ -350,7 +350,7 @@ def _odd_of_labels(stage, labels, own):
             fits = v.is_floating_point() or not math.isnan(missing)
             return torch.full_like(v, missing) if fits and v.dtype != torch.bool else v
         yield _keep_rows(labels, tree_map(without, labels), own)
-    yield _copies(labels, own[0])
+    yield _keep_rows(labels, _copies(labels, own[0]), own)
     for value in (math.inf, 0., -1e6, 1e6):
         odd = tree_map(lambda v: torch.full_like(v, value) if v.is_floating_point() else v, labels)
         yield _keep_rows(labels, odd, own)
