@@ -529,7 +529,7 @@ def lesson(rows):
     cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]
              if cell["cell_type"] == "code"]
     names, shown = {"faked": rows}, {}
-    for start in ("#| default_exp", "from dp_course.cli", "#| export\nimport math", "made_up",
+    for start in ("from functools", "from dp_course.cli", "import math\n\nTHEIRS", "made_up",
                   "near(sum(", "fig, ax = figure(\"More public", "headline = ", "def of_preset",
                   "CLAIMS = "):
         cell, = [cell for cell in cells if cell.startswith(start)]
