@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AUDITS', 'replay_sensitivity', 'noise_audit', 'sampler_audit', 'one_run_audit', 'audit_all']
 
-# %% ../../nbs/14_audit.ipynb #5e623617
+# %% ../../nbs/14_audit.ipynb #7c1636aa
 import math
 from functools import partial
 
@@ -23,7 +23,6 @@ from .replay import (
 from .sampler import coin_tests, draw_counts, marks_of
 from ..privacy import PLDAccountant
 
-# %% ../../nbs/14_audit.ipynb #7c1636aa
 _CLAIM = dict(q=1/25, sigma=1.6138, steps=625)  # eps = 2.985 at delta = 1e-5
 
 

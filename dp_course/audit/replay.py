@@ -202,8 +202,9 @@ def _release_numbers(tests, tensors, q, sigma, steps, delta):
     eps = [PLDAccountant().step(q, s, steps).epsilon(delta) if s > .01 else math.inf
            for s in (min(read, 1e6), sigma)]
     least = min((ratio for ratio, _ in tensors.values()), default=1.)
-    return {"move / planned": far, "spread / planned": wide, "sigma read": read,
-            "sigma claimed": sigma, "eps read": eps[0], "eps claimed": eps[1],
+    return {"move / planned": far, "spread / planned": wide,
+            "sigma at that movement": read, "sigma claimed": sigma,
+            "eps at that movement": eps[0], "eps claimed": eps[1],
             "least std of another tensor / planned": least}
 
 

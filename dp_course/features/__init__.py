@@ -13,8 +13,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_features encoder_parts
         encoder_state find_start load_encoder load_start load_whole save_encoder stage_maps""",
     "patches": """
-        LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
-        feature_bound leafed leaves_cnn leaves_linear patch_filters weighed""",
+        LeafFeatures LeafNet LeafRecipe ParallelSum Patches WEIGHTS buy_mean clipped_mean
+        emphasized feature_bound leafed leaves_cnn leaves_linear patch_filters scatter_cnn
+        weighed""",
     "pretraining": """
         Pretraining ResumableRun align_uniform drawn_run judge leaf_stock normalized_features
         pretrain_step probe public_accuracy public_images public_run public_step random_views""",
@@ -22,7 +23,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
         load_public_net public_net transfer_cnn""",
     "scattering": """
-        ParallelSum private_channel_stats scatter_cnn""",
+        private_channel_stats""",
     "scattering_transform": """
         Scattering ScatteringFeatures ScatteringRecipe crop_spectrum filter_and_subsample
         filter_bank gabor morlet scattered""",

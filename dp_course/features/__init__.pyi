@@ -35,6 +35,7 @@ from .encoders import stage_maps as stage_maps
 from .patches import LeafFeatures as LeafFeatures
 from .patches import LeafNet as LeafNet
 from .patches import LeafRecipe as LeafRecipe
+from .patches import ParallelSum as ParallelSum
 from .patches import Patches as Patches
 from .patches import WEIGHTS as WEIGHTS
 from .patches import buy_mean as buy_mean
@@ -45,6 +46,7 @@ from .patches import leafed as leafed
 from .patches import leaves_cnn as leaves_cnn
 from .patches import leaves_linear as leaves_linear
 from .patches import patch_filters as patch_filters
+from .patches import scatter_cnn as scatter_cnn
 from .patches import weighed as weighed
 from .pretraining import Pretraining as Pretraining
 from .pretraining import ResumableRun as ResumableRun
@@ -70,9 +72,7 @@ from .public_nets import labels_of_task as labels_of_task
 from .public_nets import load_public_net as load_public_net
 from .public_nets import public_net as public_net
 from .public_nets import transfer_cnn as transfer_cnn
-from .scattering import ParallelSum as ParallelSum
 from .scattering import private_channel_stats as private_channel_stats
-from .scattering import scatter_cnn as scatter_cnn
 from .scattering_transform import Scattering as Scattering
 from .scattering_transform import ScatteringFeatures as ScatteringFeatures
 from .scattering_transform import ScatteringRecipe as ScatteringRecipe

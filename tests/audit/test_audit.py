@@ -199,11 +199,11 @@ def released(m=1000, **kwargs):
 
 def test_released_weights_are_read_to_a_few_per_cent():
     found = released()
-    assert found and abs(found.numbers["eps read"] - 2.985) < .2
+    assert found and abs(found.numbers["eps at that movement"] - 2.985) < .2
     assert not released(sigma=.9*1.6138) and not released(rate=.048)
     assert "bias has 0 of" in str(released(forgotten=0.))
     none = released(sigma=0.)
-    assert not none and none.numbers["eps read"] == math.inf
+    assert not none and none.numbers["eps at that movement"] == math.inf
 
 
 def test_a_release_without_the_canaries_is_refused():
