@@ -71,7 +71,7 @@ def formulas(text):
 
 def defined(text):
     "Letters that a sentence defines: `write $g$ for ...`, `let $g$ be ...`."
-    return set(re.findall(rf"(?i)\b(?:write|let|call)\s+\$({SYMBOL})\$", text))
+    return set(re.findall(rf"(?i)\b(?:write|let|call|with)\s+\$({SYMBOL})\$", text))
 
 
 def on_the_left(text):
