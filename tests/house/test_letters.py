@@ -77,7 +77,7 @@ def defined(text):
 def on_the_left(text):
     "Letters that a formula says: `u = ...`."
     return {s for formula in formulas(text)
-            for s in re.findall(rf"({SYMBOL})(?:\([^)]*\))?\s*(?:\\;)?\s*=", formula)}
+            for s in re.findall(rf"(?<![_^{{])({SYMBOL})(?:\([^)]*\))?\s*(?:\\;)?\s*=", formula)}
 
 
 def unexplained(cells, known_shapes, known_letters):
