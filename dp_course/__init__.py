@@ -58,8 +58,9 @@ def _door(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         room = f"{package}.{homes[name]}"
-        value = getattr(import_module(room), name)
+        module = import_module(room)
         _document(room)
+        value = getattr(module, name)
         setattr(sys.modules[package], name, value)  # next time it is found at once
         return value
 

@@ -529,7 +529,7 @@ def lesson(rows):
     imports, cells = code_of(path)
     names, shown = {"faked": rows}, {}
     exec(imports, names)
-    for start in ("#| export\n\nTHEIRS", "made_up", "near(sum(", "fig, ax = figure(\"More public",
+    for start in ("THEIRS", "made_up", "near(sum(", "fig, ax = figure(\"More public",
                   "headline = ", "def of_preset", "CLAIMS = "):
         cell, = [cell for cell in cells if cell.startswith(start)]
         *body, last = ast.parse(cell.replace("rows = recorded()", "rows = faked")).body
