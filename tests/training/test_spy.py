@@ -518,7 +518,7 @@ def idle_batch_norm():
 
 
 @pytest.mark.parametrize("options, words", [
-    (dict(model=idle_batch_norm()), "keeps running statistics.*GroupNorm"),
+    (dict(model=idle_batch_norm()), "would wake it: put torchvision.ops.FrozenBatchNorm2d"),
     (dict(model=None), "nothing to train"), (dict(model=frozen()), "nothing to train"),
     (dict(callbacks=print), "pass a list of functions"), (dict(callbacks=[3]), "pass a list"),
     (dict(model=nn.Linear(4, 3).double()), "the model fails"),
