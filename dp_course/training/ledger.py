@@ -197,7 +197,7 @@ class Book:
             return
         if not self.pays(entry):
             self._refuse(entry)
-        news = self._write([entry])
+        news = self._ask(self._write, [entry])
         self._take_in([*news, entry])
         if news and self._overspent():
             raise ValueError("another trainer on this checkpoint was faster: with its entries eps "
@@ -277,7 +277,7 @@ class Book:
         # FileNotFoundError, ValueError: that file is missing, damaged, cut, or another run's
         path = _place(path)
         journal = Journal(path)
-        there = _read(self._lines(journal), journal, state["run"])
+        there = _read(self._ask(journal.entries), journal, state["run"])
         known = [Entry(*entry) for entry in state["entries"]]
         if not set(known) <= set(there):
             raise ValueError(f"{journal.path} has {len(there)} entries and lacks some of the "
@@ -286,10 +286,14 @@ class Book:
         self.run = state["run"]
         self._files = {p: file for p, file in self._files.items() if file.run == self.run}
         self._files[path] = _File(path, journal, self.run, there)
-        self._take_in([*there, *known, *self._from_shelf()])
+        self._take_in([*there, *known, *self._ask(self._from_shelf)])
         self.budget.load_state_dict(state["budget"])
-        self._write(self.ledger.entries())
+        self._ask(self._write, self.ledger.entries())
         return self
+
+    def _ask(self, work, *args):
+        "Ask the files; of several processes, the first one does, and tells the others."
+        return work(*args)
 
     def _from_shelf(self):  # list of entries
         "Follow the ledger of this run that all its copies on this machine share."
@@ -307,11 +311,6 @@ class Book:
         self._files[place] = _File(place, journal, self.run, there)
         self._files[place].add(self.ledger.entries())
         return there
-
-    def _lines(self, journal):  # list of str
-        "All lines of a file."
-        return journal.entries()
-
     def state_dict(self):
         "What a checkpoint keeps."
         entries = list(map(list, self.ledger.entries()))

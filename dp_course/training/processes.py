@@ -187,8 +187,8 @@ class _SharedBook(Book):
         self.peers = peers
         self.run = peers.broadcast(self.run)
 
-    def _at_the_first(self, work, *args):
-        "What process 0 got, or its error, everywhere."
+    def _ask(self, work, *args):
+        "What process 0 was told, or its error, everywhere."
         try:
             answer = None if self.peers.rank else work(*args)
         except (OSError, ValueError) as error:
@@ -197,15 +197,6 @@ class _SharedBook(Book):
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _write(self, entries):
-        return self._at_the_first(super()._write, entries)
-
-    def _from_shelf(self):
-        return self._at_the_first(super()._from_shelf)
-
-    def _lines(self, journal):
-        return self._at_the_first(super()._lines, journal)
 
 # %% ../../nbs/workshop/training/processes.ipynb #64b5b78a
 class ProcessTrainer(Trainer):

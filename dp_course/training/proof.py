@@ -24,9 +24,9 @@ from .guard_labels import (
 from .guard_model import (
     _chosen_rows, _kept_by, _moved, _moved_state, _name, _refuse_module, _tensors, _traced,
     check_model, refuse_known, shaken)
-from dp_course.training.guard_rows import (
-    _augmented, _cat, _copies, _keep_row, _raw_rows, _rows, _try_out, model_input,
-    refuse_mixed_items)
+from .guard_rows import (
+    _augmented, _cat, _copies, _keep_row, _raw_rows, _rows, _try_out,
+    model_input, refuse_mixed_items)
 
 # %% ../../nbs/workshop/training/proof.ipynb #96041bf7
 @dataclass
@@ -481,29 +481,37 @@ def _prove_places(case):
 
 def _compare_places(case, stage):
     most = int(min(case.largest, max(5, _WORK/4/case.work)))
+    everybody = torch.arange(most, device=stage.like.device)
     x, y = stage.rows(most, 11)
-    loss_fn = _copy_of(stage.loss_fn)
     output, labels, k = _of_rows(stage.model, x, y)
-    whole = _by_example(_chosen_rows(output, stage.rowwise, most*k), k)
+    whole = _by_example(_chosen_rows(output, stage.rowwise, most*k), k, stage.tol)
     for b in _all_sizes(most, case.work, _WORK/2) or [3]:
-        order = torch.arange(b, device=stage.like.device).flip(0)
+        order = everybody[:b].flip(0)
         try:
             part, _, _ = _of_rows(stage.model, take(x, order), take(y, order))
         except Exception:  # a network for batches of one size: nothing learnt
             continue
-        part = _by_example(_chosen_rows(part, stage.rowwise, b*k), k)
-        _refuse_place("the model", stage, b, part, [v[order] for v in whole])
-    if not stage.whole:
-        return
+        _refuse_place("the model", whole, _chosen_rows(part, stage.rowwise, b*k), order)
+    if stage.whole:
+        _compare_losses_at_sizes(stage, output, labels, k, everybody)
+
+
+def _compare_losses_at_sizes(stage, output, labels, k, everybody):
+    "The same for a loss, which takes nearly no work; its slopes at every fourth size."
+    loss_fn = _copy_of(stage.loss_fn)
+    losses, slopes = _losses_and_slopes(loss_fn, output, labels)
+    whole = _by_example([losses, *slopes], k, stage.tol)
+    most = len(everybody)
     numbers = 300 + sum(v[0].numel() for v in leaves(output))
-    whole = _losses_and_slopes(loss_fn, output, labels)
-    whole = _by_example([whole[0], *whole[1]], k)
-    for b in _all_sizes(most, numbers, 1e7):
-        order = torch.arange(b, device=stage.like.device).flip(0)
+    for i, b in enumerate(_all_sizes(most, numbers, 1e7)):
+        order = everybody[:b].flip(0)
         at = torch.cat([order + most*view for view in range(k)])
-        losses, slopes = _losses_and_slopes(loss_fn, take(output, at), take(labels, at))
-        part = _by_example([losses, *slopes], k)
-        _refuse_place("loss_fn", stage, b, part, [v[order] for v in whole])
+        some = take(output, at), take(labels, at)
+        said = [losses_of(loss_fn, *some, k*b)]
+        if i % 4 == 0:
+            said, slopes = _losses_and_slopes(loss_fn, *some)
+            said = [said, *slopes]
+        _refuse_place("loss_fn", whole, said, order)
 
 
 def _of_rows(model, x, y):  # output, labels, views
@@ -514,17 +522,19 @@ def _of_rows(model, x, y):  # output, labels, views
     return tree_map(torch.Tensor.detach, output), labels, k
 
 
-def _by_example(tensors, k):
-    "Tensors (kb,...) as (b, numbers)."
-    return [v.double().reshape(k, len(v)//k, -1).transpose(0, 1).flatten(1) for v in tensors]
+def _by_example(tensors, k, tol):  # list of (kb,...) tensors as (k,b,numbers), and bounds (k,b)
+    "What comes out for each example, and how far rounding may move it."
+    whole = [v.double().reshape(k, len(v)//k, -1) for v in tensors]
+    bounds = [tol*v.norm(dim=2) + 1e-9 for v in whole]  # NaN: that is told elsewhere
+    return [(v, bound.nan_to_num(math.inf, math.inf)) for v, bound in zip(whole, bounds)]
 
 
-def _refuse_place(who, stage, b, part, whole):
+def _refuse_place(who, whole, tensors, order):
     "Refuse numbers that are not the same at another place, beside others."
-    for v, w in zip(part, whole):
-        off = (v - w).norm(dim=1)
-        known = w.isfinite().all(1)  # NaN where rows are usual: that is told elsewhere
-        if not (off <= stage.tol*w.norm(dim=1) + 1e-9)[known].all():
+    b = len(order)
+    for (v, bound), part in zip(whole, tensors):
+        off = (part.double().reshape(len(v), b, -1) - v[:, order]).norm(dim=2)
+        if not ((off <= bound[:, order]) | bound[:, order].isinf()).all():
             raise ValueError(f"{who} mixes examples: what comes out for one example moves with its "
                              f"place, or with the number of the others (tried: {b}). "
                              f"{_RULES[who]}")
@@ -731,19 +741,20 @@ def _compare_engine(engine, sizes, stage):
 def _prove_apart(engine, work, stage, b=4):
     "Refuse an engine that gives one row another gradient where its neighbours are odd."
     tries = [(f"have losses times {weight:g}", {"weight": weight}) for weight in (math.nan, 0., 1e6)]
-    tries += [(f"are {kind}", {"kind": kind}) for kind in _KINDS]
+    tries += [(f"are {kind}", {"kind": kind}) for kind in ("odd", "vast", "zeros")]
+    rows = stage.rows(b, 0)
+    kept = 1
+    own = stage.alone(*(take(tree, slice(kept, kept + 1)) for tree in rows))
     left = 2*_WORK
-    for seed, (how, odd) in enumerate(tries):
+    for how, odd in tries:
         left -= 4*b*work  # forward and backward
         if left >= 0:
-            _compare_apart(engine, stage, b, seed, how, **odd)
+            _compare_apart(engine, stage, rows, own, kept, how, **odd)
 
 
-def _compare_apart(engine, stage, b, seed, how, kind="usual", weight=1.):
+def _compare_apart(engine, stage, rows, own, kept, how, kind="usual", weight=1.):
     who = getattr(engine, "__name__", type(engine).__name__)
-    kept = seed % b
-    x, y = stage.rows(b, seed)
-    own = stage.alone(take(x, slice(kept, kept + 1)), take(y, slice(kept, kept + 1)))
+    b = count(rows[1])
     factors = torch.zeros(b, dtype=torch.float64, device=stage.like.device)
     factors[kept] = 1.
 
@@ -756,7 +767,7 @@ def _compare_apart(engine, stage, b, seed, how, kind="usual", weight=1.):
         return losses*weights.repeat(len(losses)//b)
 
     try:
-        odd = stage.rows(b, seed, kind, kept) if kind != "usual" else (x, y)
+        odd = stage.rows(b, 0, kind, kept) if kind != "usual" else rows
         asked = replace(stage, loss_fn=weighted if weight != 1. else stage.loss_fn)
         grads, norms, asked = _ask(engine, who, asked, *odd, _Pick(factors), b)
     except Exception:  # model or engine do not take them: nothing learnt

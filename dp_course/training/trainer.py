@@ -467,8 +467,10 @@ class Trainer:
         others = [f", {n} x {what} (multiplier {sigma:g})"
                   for what, posts in self.budget.posts.items()
                   if what != STEPS for _, sigma, n in posts]
-        copies = (" Copies of its checkpoint on this machine share one ledger; one that goes on "
-                  "elsewhere spends again, unseen.")
+        copies = ""
+        if self.plan.sigma and self._book.saved:
+            copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
+                      "on elsewhere spends again, unseen.")
         held_out = " Exact accuracies on its validation split are nonprivate."
         if self.plan.sigma:
             spent = (f"Spent: eps = {self.epsilon():.4g} at delta = {self.plan.delta:g}, by "
@@ -477,7 +479,7 @@ class Trainer:
         else:
             spent = f"{self.computed} of {self.plan.steps} steps were taken."
             noise = "The"
-        return (f"{plan} {spent}{held_out*self._split}{copies*self._book.saved} {noise} "
+        return (f"{plan} {spent}{held_out*self._split}{copies} {noise} "
                 f"weights leave in {self._widths()}. Seed: {self.seed_policy}.")
 
     def _widths(self):

@@ -62,7 +62,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def together(world, work, tmp_path, *args, timeout=60., wait=60):
+def together(world, work, tmp_path, *args, timeout=180., wait=180):
     "What `work(peers, *args)` gave in each process: None if it died; [name, text] of an error."
     server = warm.server()
     out = tmp_path/f"results{time.monotonic_ns()}"
