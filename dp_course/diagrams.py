@@ -10,7 +10,7 @@ import html
 from itertools import accumulate
 from typing import NamedTuple
 
-from .basics import PALETTE, patch_to
+from .basics import PALETTE
 
 # %% ../nbs/workshop/diagrams.ipynb #21d0d640
 _ARROWHEAD = ('<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
@@ -34,6 +34,32 @@ class Diagram:
         self.parts.append(f"<{tag} {said}>{html.escape(text)}</{tag}>")
         return self
 
+    def text(self, x, y, words, size=13, anchor="middle", color="black"):
+        "Words, with the middle of their line at y."
+        return self.add("text", words, x=x, y=y + .35*size, font_size=size, text_anchor=anchor,
+                        fill=color)
+
+    def box(self, x, y, width, height, words="", color=PALETTE[0]):
+        "A box with words in it; x and y are its upper left corner."
+        self.add("rect", x=x, y=y, width=width, height=height, rx=6, fill=color, fill_opacity=.15,
+                 stroke=color)
+        return self.text(x + width/2, y + height/2, words)
+
+    def dot(self, x, y, radius=7, color=PALETTE[0], filled=True):
+        "A person, say."
+        return self.add("circle", cx=x, cy=y, r=radius, fill=color if filled else "white",
+                        stroke=color)
+
+    def arrow(self, x0, y0, x1, y1):
+        "From one place to another."
+        return self.add("line", x1=x0, y1=y0, x2=x1, y2=y1, stroke="black", marker_end="url(#head)")
+
+    def curve(self, points, color=PALETTE[0]):
+        "A curve through points (x, y), with a shade of its colour below it."
+        said = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        return self.add("polyline", points=said, fill=color, fill_opacity=.2, stroke=color,
+                        stroke_width=2)
+
     def _repr_svg_(self):
         title, tall = html.escape(self.title), self.height + 26
         head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -26 {self.width} {tall}" '
@@ -42,42 +68,6 @@ class Diagram:
         name = f'<text x="4" y="-9" font-size="14" font-weight="bold">{title}</text>'
         inside = "\n".join(self.parts)
         return f"{head}<title>{title}</title>{_ARROWHEAD}{sheet}{name}\n{inside}\n</svg>"
-
-# %% ../nbs/workshop/diagrams.ipynb #ddac751b
-@patch_to(Diagram)
-def text(self, x, y, words, size=13, anchor="middle", color="black"):
-    "Words, with the middle of their line at y."
-    return self.add("text", words, x=x, y=y + .35*size, font_size=size, text_anchor=anchor,
-                    fill=color)
-
-
-@patch_to(Diagram)
-def box(self, x, y, width, height, words="", color=PALETTE[0]):
-    "A box with words in it; x and y are its upper left corner."
-    self.add("rect", x=x, y=y, width=width, height=height, rx=6, fill=color, fill_opacity=.15,
-             stroke=color)
-    return self.text(x + width/2, y + height/2, words)
-
-
-@patch_to(Diagram)
-def dot(self, x, y, radius=7, color=PALETTE[0], filled=True):
-    "A person, say."
-    return self.add("circle", cx=x, cy=y, r=radius, fill=color if filled else "white",
-                    stroke=color)
-
-
-@patch_to(Diagram)
-def arrow(self, x0, y0, x1, y1):
-    "From one place to another."
-    return self.add("line", x1=x0, y1=y0, x2=x1, y2=y1, stroke="black", marker_end="url(#head)")
-
-
-@patch_to(Diagram)
-def curve(self, points, color=PALETTE[0]):
-    "A curve through points (x, y), with a shade of its colour below it."
-    said = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return self.add("polyline", points=said, fill=color, fill_opacity=.2, stroke=color,
-                    stroke_width=2)
 
 # %% ../nbs/workshop/diagrams.ipynb #1dbed6f7
 _ON_PAPER = ("<style>@media print {.film-0 {opacity: 0 !important} "
@@ -187,51 +177,43 @@ class _Plane(Diagram):
         y = round(pixel.imag)
         return self.text(x, y, words, anchor=anchor, color=color)
 
-# %% ../nbs/workshop/diagrams.ipynb #87c9f839
-@patch_to(_Plane)
-def label(self, place, words, color, away):
-    "Words at a place, moved a little in a direction."
-    away /= max(abs(away), 1e-9)
-    anchor = "middle"
-    if away.real > .4:
-        anchor = "start"
-    elif away.real < -.4:
-        anchor = "end"
-    pixel = self.at(place) + 13*away.conjugate()
-    return self.at_pixel(pixel, words, color, anchor)
+    def label(self, place, words, color, away):
+        "Words at a place, moved a little in a direction."
+        away /= max(abs(away), 1e-9)
+        anchor = "middle"
+        if away.real > .4:
+            anchor = "start"
+        elif away.real < -.4:
+            anchor = "end"
+        pixel = self.at(place) + 13*away.conjugate()
+        return self.at_pixel(pixel, words, color, anchor)
 
+    def vector(self, start, end, color, width=2):
+        "An arrow whose head is a triangle in its own colour, never longer than the arrow."
+        tail = self.at(start)
+        tip = self.at(end)
+        length = max(abs(tip - tail), 1e-9)
+        longest = 5 + 2*width
+        head = (tip - tail)*min(1, longest/length)
+        neck = tip - head  # where the shaft ends
+        side = .4j*head
+        shaft = _pixels(tail, neck)
+        corners = _pixels(tip, neck + side, neck - side)
+        self.add("polyline", points=shaft, stroke=color, stroke_width=width)
+        return self.add("polygon", points=corners, fill=color)
 
-@patch_to(_Plane)
-def vector(self, start, end, color, width=2):
-    "An arrow whose head is a triangle in its own colour, never longer than the arrow."
-    tail = self.at(start)
-    tip = self.at(end)
-    length = max(abs(tip - tail), 1e-9)
-    longest = 5 + 2*width
-    head = (tip - tail)*min(1, longest/length)
-    neck = tip - head  # where the shaft ends
-    side = .4j*head
-    shaft = _pixels(tail, neck)
-    corners = _pixels(tip, neck + side, neck - side)
-    self.add("polyline", points=shaft, stroke=color, stroke_width=width)
-    return self.add("polygon", points=corners, fill=color)
+    def fan(self, vectors, color):
+        "Arrows from 0."
+        for end in vectors:
+            self.vector(0, end, color)
+        return self
 
-# %% ../nbs/workshop/diagrams.ipynb #dcc0f08d
-@patch_to(_Plane)
-def fan(self, vectors, color):
-    "Arrows from 0."
-    for end in vectors:
-        self.vector(0, end, color)
-    return self
-
-
-@patch_to(_Plane)
-def chain(self, color):
-    "The clipped gradients, head to tail."
-    places = self.step.reached
-    for start, end in zip(places, places[1:]):
-        self.vector(start, end, color)
-    return self
+    def chain(self, color):
+        "The clipped gradients, head to tail."
+        places = self.step.reached
+        for start, end in zip(places, places[1:]):
+            self.vector(start, end, color)
+        return self
 
 # %% ../nbs/workshop/diagrams.ipynb #5cc4d5c4
 def _batch_sheet(step):

@@ -1,4 +1,6 @@
 "Small plans, data and networks that several test modules share."
+import ast
+import json
 import math
 import resource
 from dataclasses import dataclass
@@ -16,6 +18,24 @@ from dp_course.training import Trainer
 
 loss = partial(F.cross_entropy, reduction="none")
 close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+
+
+def without_imports(source):
+    "(import statements, the rest) of a cell; imports inside a `try` stay."
+    lines, found = source.split("\n"), []
+    for node in reversed(ast.parse(source).body):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found = lines[node.lineno - 1:node.end_lineno] + found
+            del lines[node.lineno - 1:node.end_lineno]
+    return "\n".join(found), "\n".join(lines).lstrip("\n")
+
+
+def code_of(path):
+    "(all import statements, code cells without them) of a notebook."
+    cells = [without_imports("".join(cell["source"])) for cell in
+             json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    imports, rest = zip(*cells)
+    return "\n".join(filter(None, imports)), rest
 
 
 def generator(seed=0):

@@ -100,9 +100,9 @@ def write_help(library=ROOT/"dp_course"):
 
 
 if __name__ == "__main__":
-    (ROOT/"dp_course/_modidx.py").unlink(missing_ok=True)  # nbdev keeps rooms that are gone in it
     subprocess.run([Path(sys.executable).with_name("nbdev_export")], cwd=ROOT, check=True,
                    env={**os.environ, "PYTHONPATH": str(ROOT)})
+    (ROOT/"dp_course/_modidx.py").unlink(missing_ok=True)  # for nbdev_update, which nobody needs
     sweep()
     write_doors()
     write_help()

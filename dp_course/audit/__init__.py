@@ -6,20 +6,16 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "audits": """
         AUDITS audit_all noise_audit one_run_audit replay_sensitivity sampler_audit""",
     "canaries": """
-        canary_distance dirac_canaries dirac_model distance_of draw_scores expected_reading
-        guesses_epsilon linear_loss reading""",
+        Canaries canary_distance dirac_canaries dirac_model distance_of draw_projections
+        draw_scores expected_reading guesses_epsilon least_mu linear_loss reading""",
     "doors": """
-        FullTrainer known_noise torch_step trainer_run trainer_step""",
-    "findings": """
-        Finding flat fresh joined row_of""",
+        Finding FullTrainer flat fresh joined know_noise row_of torch_step trainer_run
+        trainer_step""",
     "mutants": """
         MUTANTS Mutant Shift SmallTrainer clip_and_add lab_net lab_plan per_example""",
-    "noise": """
-        Canaries draw_projections least_mu quiet_tensors""",
-    "release": """
-        CanaryMoves draw_moves release_tests replay_release""",
     "replay": """
-        Replay draw_ratios nudged stranger""",
+        CanaryMoves Replay draw_moves draw_ratios nudged quiet_tensors release_tests
+        replay_release stranger""",
     "sampler": """
         coin_tests draw_counts marks_of""",
 })

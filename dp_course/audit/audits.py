@@ -5,26 +5,24 @@
 # %% auto #0
 __all__ = ['AUDITS', 'replay_sensitivity', 'noise_audit', 'sampler_audit', 'one_run_audit', 'audit_all']
 
-# %% ../../nbs/14_audit.ipynb #5e623617
+# %% ../../nbs/14_audit.ipynb #7c1636aa
 import math
 from functools import partial
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import nn
 
-from dp_course.audit.canaries import (
-    canary_distance, dirac_canaries, dirac_model, distance_of, draw_scores, expected_reading,
-    linear_loss, reading)
-from .findings import Finding, flat, fresh
+from .canaries import (
+    Canaries, canary_distance, dirac_canaries, dirac_model, distance_of, draw_projections,
+    draw_scores, expected_reading, least_mu, linear_loss, reading)
+from .doors import Finding, flat, fresh
 from .mutants import lab_net, lab_plan
-from .noise import Canaries, draw_projections, least_mu, quiet_tensors
-from .release import replay_release
-from .replay import Replay, draw_ratios, nudged, stranger
+from .replay import (
+    Replay, draw_ratios, nudged, quiet_tensors, replay_release, stranger)
 from .sampler import coin_tests, draw_counts, marks_of
 from ..privacy import PLDAccountant
 
-# %% ../../nbs/14_audit.ipynb #7c1636aa
 _CLAIM = dict(q=1/25, sigma=1.6138, steps=625)  # eps = 2.985 at delta = 1e-5
 
 
@@ -170,7 +168,7 @@ def one_run_audit(
     surely, _ = reading(scores, inside, delta, alpha/2)
     said = [f"eps is at least {surely:.3g}, not {claimed:.3g}"] if surely > claimed else []
     errors = (numbers["d prime"] - theory)/numbers["standard error"]
-    if errors > -stats.norm.ppf(alpha/2):
+    if errors > -special.ndtri(alpha/2):
         distance = numbers["d prime"]
         said.append(f"d' is {distance:.3g}, not {theory:.3g}: {errors:.2g} standard errors")
     return Finding("one run", tuple(said), numbers,

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 import torch
-from scipy import stats
 
 from ..basics import PALETTE, figure
 
@@ -34,11 +33,13 @@ def _both_tails(below, above):  # P(X <= x), P(X >= x)
 
 def _binomial(found, n, q):
     "p-value of a count, or of many; exact, two-sided."
+    from scipy import stats  # takes half a second: only who asks waits for it
     return _both_tails(stats.binom.cdf(found, n, q), stats.binom.sf(found - 1, n, q))
 
 
 def _spread(marks, q):
     "p-value of the sizes' squared deviations; a chi-squared with the binomial's fourth moment."
+    from scipy import stats
     draws, n = marks.shape
     one = n*q*(1 - q)
     t = (marks.sum(1).double() - n*q).square().sum().item()/one
@@ -62,6 +63,7 @@ def _lags(marks, q):  # (lags,) p-values
 
 def _epochs(marks, q):
     "How many examples an epoch's worth of batches holds more than once."
+    from scipy import stats
     length = max(2, min(round(1/q), len(marks)))
     epochs = marks[:len(marks)//length*length].unflatten(0, (-1, length))
     twice = epochs.sum(1) > 1
@@ -108,6 +110,7 @@ def draw_counts(
     q:float,
 ):            # matplotlib figure
     "Draw how often each example was drawn."
+    from scipy import stats
     draws, n = marks.shape
     fig, ax = figure("How often each example was drawn", "draws", "examples", size=(5.4, 2.6))
     counts = marks.sum(0).numpy()

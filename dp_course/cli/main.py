@@ -10,8 +10,6 @@ import os
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
 from ..basics import Parser, keep_memory
 from .building import dice_words
 from .command import make_parser, parse
@@ -56,6 +54,7 @@ def plot(
     args,  # records, to
 ):         # str
     "Draw records."
+    import matplotlib.pyplot as plt
     figure = plot_records(args.records)
     notes = read_all(args.records)[1] if len(args.records) > 1 else []
     to = args.to if args.to.suffix else args.to.with_suffix(".png")

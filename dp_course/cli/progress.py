@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 
 from ..basics import _watched, progress
@@ -351,6 +350,7 @@ def callbacks_of(
 # %% ../../nbs/workshop/cli/progress.ipynb #52bcea0b
 def _draw(record, path):
     "Save the figure of a record."
+    import matplotlib.pyplot as plt
     figure = plot_record(record)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -9,9 +9,7 @@ __all__ = ['IMAGES', 'describe_network', 'write_release', 'read_image', 'Release
 from dataclasses import dataclass
 
 import torch
-from PIL import Image
 from torch import nn
-from torchvision.transforms.functional import pil_to_tensor
 
 from ..basics import check_count
 from .building import FEATURES, SCANS, fit_out, make_network, task_of
@@ -77,6 +75,8 @@ def read_image(
 ):          # (1,c,h,w) bytes, and whether it had another size
     "Read an image, grey or in colour, and make it as large as it must be."
     # FileNotFoundError; ValueError: no image
+    from PIL import Image
+    from torchvision.transforms.functional import pil_to_tensor  # takes a second to load
     channels, height, width = shape
     try:
         with Image.open(path) as image:

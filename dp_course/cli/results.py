@@ -10,7 +10,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy import stats
 
 from .building import SCANS
 from .comparisons import alike, not_run_yet, summarize
@@ -120,6 +119,7 @@ def power_of_test(
 ):                    # probability of noticing the gap
     "Compute how likely a two-sided t-test on `runs` seeds each notices a true difference."
     # ValueError: fewer than two runs, no spread. Cohen 1988, Statistical Power Analysis, chapter 2
+    from scipy import stats
     if runs < 2 or not std > 0:
         raise ValueError(f"{runs=}, {std=}: one run has no spread; make two or more")
     free = 2*runs - 2

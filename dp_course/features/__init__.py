@@ -6,29 +6,27 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "cache": """
         cached_features digest in_tensors""",
     "deflation": """
-        CosineNet DeepMaps DeepRecipe DeflatedRows Deflation cosine_grad_sum deflated
-        leaves_deflated loud_directions soft_leaves two_kinds""",
+        CosineNet DeepMaps DeepRecipe DeflatedRows Deflation LogScattering SecondLayer
+        cosine_grad_sum deflated leaves_deflated loud_directions low_precision part_averages
+        parts_of_code random_projection soft_leaves two_kinds""",
     "encoders": """
         ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_features encoder_parts
         encoder_state find_start load_encoder load_start load_whole save_encoder stage_maps""",
     "patches": """
-        LeafFeatures LeafNet LeafRecipe Patches WEIGHTS buy_mean clipped_mean emphasized
-        feature_bound leafed leaves_cnn leaves_linear patch_filters weighed""",
+        LeafFeatures LeafNet LeafRecipe ParallelSum Patches WEIGHTS buy_mean clipped_mean
+        emphasized feature_bound leafed leaves_cnn leaves_linear patch_filters scatter_cnn
+        weighed""",
     "pretraining": """
         Pretraining ResumableRun align_uniform drawn_run judge leaf_stock normalized_features
         pretrain_step probe public_accuracy public_images public_run public_step random_views""",
     "public_nets": """
         NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
         load_public_net public_net transfer_cnn""",
-    "public_start": """
-        THEIRS hours labelled noise_over_signal ours training_flops""",
     "scattering": """
-        ParallelSum private_channel_stats scatter_cnn""",
+        private_channel_stats""",
     "scattering_transform": """
         Scattering ScatteringFeatures ScatteringRecipe crop_spectrum filter_and_subsample
         filter_bank gabor morlet scattered""",
-    "second_layer": """
-        LogScattering SecondLayer low_precision part_averages parts_of_code random_projection""",
     "transfer": """
         Adapter Centre MOVING PUBLIC PublicFeatures PublicMetric describe fixed_views new_head
         public_featured public_rows said_by_layers train_only untrained_features with_adapters""",

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['WEIGHTS', 'patch_filters', 'Patches', 'LeafRecipe', 'LeafFeatures', 'leafed', 'emphasized', 'weighed',
-           'feature_bound', 'clipped_mean', 'LeafNet', 'leaves_linear', 'leaves_cnn', 'buy_mean']
+           'feature_bound', 'clipped_mean', 'ParallelSum', 'scatter_cnn', 'LeafNet', 'leaves_linear', 'leaves_cnn',
+           'buy_mean']
 
 # %% ../../nbs/workshop/features/patches.ipynb #9b40e3a2
 import json
@@ -18,8 +19,8 @@ from torch import nn
 
 from ..data import leaf_images
 from .cache import cached_features
-from .scattering import scatter_cnn
 from .scattering_transform import Scattering, ScatteringRecipe
+from ..gradients import linear_head
 from ..training import refuse_units
 
 # %% ../../nbs/workshop/features/patches.ipynb #4a1246b9
@@ -237,6 +238,36 @@ def clipped_mean(
         factors = (bound/norms).clamp(max=1)
         total = total + torch.where(norms.isfinite(), factors*x, 0.).sum(0)
     return total/len(data)
+
+# %% ../../nbs/workshop/features/patches.ipynb #3664e3bd
+class ParallelSum(nn.Module):
+    "Add two networks on one input; the first reads `weight` times the input."
+    def __init__(self, first, second, weight:float=1.):
+        super().__init__()
+        self.first = first
+        self.second = second
+        self.weight = weight
+
+    def forward(self, x):
+        return self.first(self.weight*x) + self.second(x)
+
+
+def scatter_cnn(
+    shape,            # of the features: (c,h,w)
+    classes:int,      # how many
+    width:int=64,     # channels of both convolutions, a multiple of 8
+    weight:float=.2,  # of the linear model; it decides whose gradient fills the clipping bound
+):                    # 265,236 parameters for (243,8,8) and 10 classes
+    "Make a small convolutional network beside the linear model; both say nothing at first."
+    # tanh: Papernot et al. 2021 (arXiv 2007.14191); GroupNorm: De et al. 2022 (arXiv 2204.13650)
+    c, h, w = shape
+    k = min(2, h, w)  # 2x2 pixels become one
+    cnn = nn.Sequential(
+        nn.Conv2d(c, width, k, k), nn.GroupNorm(width//8, width), nn.Tanh(),
+        nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(width//8, width), nn.Tanh(),
+        *linear_head((width, h//k, w//k), classes),
+    )
+    return ParallelSum(linear_head(shape, classes), cnn, weight)
 
 # %% ../../nbs/workshop/features/patches.ipynb #440bef59
 class LeafNet(nn.Module):

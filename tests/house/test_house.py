@@ -269,9 +269,10 @@ def test_the_package_is_loaded_only_when_it_is_used():
     assert not loaded("import dp_course") & (RUNTIME | {"torch"})
 
 
-def test_a_trainer_loads_nothing_that_draws_or_reads_files():
-    "They take seconds; what remains is scipy.special, which the first plan needs."
-    more = loaded("from dp_course import Trainer", after="import torch")
+def test_what_draws_or_reads_files_is_loaded_where_it_is_used():
+    "It takes seconds; what remains is scipy.special, which the first plan needs."
+    more = loaded("from dp_course import Trainer, noise_audit, sampler_audit\n"
+                  "from dp_course.cli.main import main", after="import torch")
     assert {"dp_course", "scipy.special"} <= more
     assert not more & {"matplotlib", "torchvision", "sklearn", "PIL", "triton", "IPython", "pandas",
                        "scipy.stats", "scipy.fft", "scipy.signal", "scipy.optimize"}

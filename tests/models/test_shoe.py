@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from toys import code_of
 
 from dp_course.data import Examples
 from dp_course.models import (
@@ -174,10 +175,10 @@ def test_the_whole_plan_ends():
 # ---- what the lesson says of a record that is not whole
 
 RACE = 'fig, axes = panels([f"{name}: each'
-SHOWN = ("dp_course shoe", "ROWS =", "TASKS =", "titles =", "# How many runs did each get",
+SHOWN = ("ROWS =", "TASKS =", "titles =", "# How many runs did each get",
          RACE, "def race", "KS =", "fig, axes = panels([\"Fashion", "def optimizers", "def dp_sgd",
          "STARTS =", "def gap(", "def last", "def moments",
-         "from dp_course.training import read_record", "usual, like")
+         "def transfer", "usual, like")
 
 
 def lesson(rows, monkeypatch):
@@ -187,14 +188,12 @@ def lesson(rows, monkeypatch):
     import matplotlib.pyplot as plt
     monkeypatch.setattr(plt, "show", lambda: None)
     path = Path(__file__).resolve().parents[2]/"nbs/15_shoe.ipynb"
-    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]
-             if cell["cell_type"] == "code"]
+    imports, cells = code_of(path)
     names = {"everything": type("Data", (), {"name": "toys"}), "watches": {}}
-    exec(next(cell for cell in cells if cell.startswith("#| default_exp")), names)
-    real = names["sweep"]
-    names["sweep"] = lambda name: rows if name == "shoe" else real(name)
+    exec(imports, names)
+    names["sweep"] = lambda name: rows if name == "shoe" else sweep(name)
     said = {}
-    for start in SHOWN[1:]:
+    for start in SHOWN:
         cell, = [cell for cell in cells if cell.startswith(start)]
         names.pop("fig", None)
         exec(cell, names)
