@@ -545,7 +545,7 @@ def test_the_ledger_is_whole_before_its_checkpoint_is_written(tmp_path, monkeypa
 
     monkeypatch.setattr("dp_course.training.trainer.save_atomic", noting)
     saved(tmp_path)
-    assert lines == [3]  # whose it is, and two steps
+    assert lines == [4]  # the format, whose it is, and two steps
 
 
 def test_what_is_no_file_is_refused_and_stays(tmp_path):
