@@ -15,10 +15,11 @@ to protect who has many rows      Examples(x, y, groups=owners), PrivacyPlan(...
 to use another loss or metric     Trainer(..., loss_fn=loss, metric=binary_accuracy)
 to fine-tune a part, or adapters  model[1].requires_grad_(False)
 to save memory                    micro_batch=32
+to compute in bfloat16            engine=bf16_engine(fast_grad_sum)
 to use several processes          ProcessTrainer(..., peers=join()), started by torchrun
 to go on after a crash            trainer.save(path), load(path)
 to publish a model, and use it    trainer.release(path), load_release(path, model)
-to publish the best of several    search_noise_multiplier(RandomStopping(mean=10), ...)
+to publish the best of several    Search(..., runs=10).best(train, candidates)
 """
 __version__ = "0.3.0"
 

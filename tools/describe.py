@@ -5,10 +5,19 @@ import tokenize
 
 
 def _comments(source):
-    "Line number -> text of the comment there."
+    "Line number -> text of the comment there, with what goes on below it in the same column."
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     found = [token for token in tokens if token.type == tokenize.COMMENT]
-    return {token.start[0]: token.string.lstrip("#").strip() for token in found}
+    texts = {token.start[0]: token.string.lstrip("#").strip() for token in found}
+    column = {token.start[0]: token.start[1] for token in found}
+    alone = {token.start[0] for token in found if not token.line[:token.start[1]].strip()}
+    for line in sorted(alone, reverse=True):
+        if line - 1 in texts and line - 1 not in alone and column[line] == column[line - 1]:
+            below = line
+            while below in alone and column[below] == column[line]:
+                texts[line - 1] += " " + texts[below]
+                below += 1
+    return texts
 
 
 def _parameters(function, comments):

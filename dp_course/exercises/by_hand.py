@@ -45,6 +45,8 @@ check_steal = Exercise(
             lambda W, b: _stolen(W, b, divide=False),
         "that is minus the image: divide by the entry itself, which is negative":
             lambda W, b: _stolen(W, b) | {"image": -_stolen(W, b)["image"]},
+        "every row, divided by its entry, is the image: one of them is enough, no sum":
+            lambda W, b: _stolen(W, b) | {"image": (W/b[:, None]).sum(0)},
         "add no rows up: each one is the image times its own entry of the bias":
             lambda W, b: _stolen(W, b) | {"image": W.sum(0)},
         "the entries of the bias gradient add up to 0: divide row by row, not the sum":

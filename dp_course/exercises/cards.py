@@ -13,6 +13,7 @@ import hashlib
 import html
 import io
 import json
+import math
 import os
 import random
 import re
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #4a4feb86
 def _values(x):
@@ -343,6 +345,7 @@ class _Seen:
     "One answer that was compared."
     args:tuple
     got:object
+    want:object
     rtol:float
     zero:float
     differs:bool
@@ -355,6 +358,14 @@ class _Seen:
             return False
         return not gap(self.got, wrong, max(self.rtol, 1e-4), self.zero)
 
+    def numbers(self):
+        "What was answered and what is right, number by number, where both are numbers."
+        try:
+            got, want = _values(self.got).flatten(), _values(self.want).flatten()
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        return (got, want) if len(got) == len(want) else None
+
 
 @dataclass(frozen=True)
 class _Outcome:
@@ -364,6 +375,54 @@ class _Outcome:
     why:str=""
     leaks:bool=False
     seen:tuple=()          # the answers that were compared
+
+
+_RULES = {  # what a wrong number is of the right one -> the diagnosis
+    "the sign is the wrong way round": lambda want: -want,
+    "that is the square of the right answer: take its root": torch.square,
+    "that is the root of the right answer: square it": torch.sqrt,
+    "that is one over the right answer: turn it over": torch.reciprocal}
+
+
+def _first_wrong(seen, most=3):
+    "Which of a few finite numbers is the first that is wrong; None if there are many."
+    pair = seen.numbers()
+    if not pair or len(pair[0]) > most or not torch.cat(pair).isfinite().all():
+        return None
+    return int(((pair[0] - pair[1]).abs() > seen.rtol*pair[1].abs()).double().argmax())
+
+
+def _of_one_rule(answers):
+    "How every wrong number comes from the right one, in words; two or more must say so."
+    pairs = [seen.numbers() for seen in answers]
+    if not pairs or None in pairs:
+        return ""
+    got, want = map(torch.cat, zip(*pairs))
+    wrong = (got - want).abs() > 1e-6*want.abs()
+    got, want = got[wrong], want[wrong]
+    if len(want.unique()) < 2 or not (want != 0).all():
+        return ""
+    for why, rule in _RULES.items():
+        if torch.allclose(got, rule(want), rtol=1e-4, atol=0.):
+            return why
+    factor = (got/want).median()
+    if factor and torch.allclose(got, factor*want, rtol=1e-4, atol=0.):
+        return f"a factor is missing, or one too many: yours is {factor:.4g} times the right answer"
+    return ""
+
+
+class _Largest(TorchDispatchMode):
+    "The most numbers in any tensor that an operation returned."
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for v in (out if isinstance(out, (tuple, list)) else (out,)):
+            if isinstance(v, torch.Tensor):
+                self.numbers = max(self.numbers, v.numel())
+        return out
 
 
 class Trial:
@@ -377,8 +436,11 @@ class Trial:
         slips=None,     # diagnosis -> a typical wrong function
         leaks=None,     # the same, of answers that break privacy
         unsafe=None,    # (got, want) -> whether a wrong answer breaks privacy: `below`, `above`
+        truth=None,     # the right function, where answers are compared with one
+        arguments=(),   # their names
     ):
         self.attempt, self.name, self.hints = attempt, name, hints
+        self.truth, self.arguments = truth, arguments
         self.slips, self.leaks, self.unsafe = slips or {}, leaks or {}, unsafe
         self.seed = random.SystemRandom().randrange(2**31) if seed is None else seed
         self.generator = torch.Generator().manual_seed(self.seed)
@@ -443,12 +505,28 @@ class Trial:
         if not ok:
             raise Refused(numbers, why, leaks)
 
+    def largest(self, *args):
+        "The most numbers in any tensor that an operation of the student's returns."
+        self(*args)  # a blank stops here
+        with _Largest() as largest:
+            self.attempt(*fresh_copy(args))
+        return largest.numbers
+
+    def said(self, draw, times, words=(True, False)):
+        "How often each verdict is given on cases that `draw(trial)` makes."
+        count = dict.fromkeys(words, 0)
+        for _ in range(times):
+            answer = self(*draw(self))
+            self.need(answer in words, f"got {answer!r}: answer {' or '.join(map(str, words))}")
+            count[next(word for word in words if word == answer)] += 1
+        return count
+
     def same(self, truth, *args, rtol=1e-5, zero=1e-7):
         "Compare the student's answer to one case with the truth."
         got = self(*args)
         want = truth(*fresh_copy(args))
         found = gap(got, want, rtol, zero)
-        self.seen.append(_Seen(args, fresh_copy(got), rtol, zero, bool(found)))
+        self.seen.append(_Seen(args, fresh_copy(got), want, rtol, zero, bool(found)))
         if found:
             leaks = bool(self.unsafe and self.unsafe(got, want))
             raise Refused(f"for {_called(args)}: {found}", leaks=leaks)
@@ -475,13 +553,42 @@ class Trial:
                 if all(seen.is_from(slip) for seen in outcome.seen)]
         if len(near) > 1:
             near.sort(key=lambda why: not self._explains(why))
-        why = near[0] if near else ""
+        wrong = [seen for seen in outcome.seen if seen.differs]
+        everywhere = [seen for out in self.outcomes for seen in out.seen if seen.differs]
+        why = (near[0] if near else _of_one_rule(wrong) or _of_one_rule(everywhere)
+               or self._depends(wrong[0]))
         return why, outcome.leaks or why in self.leaks
 
     def _explains(self, why):
         "Whether this slip gives every answer, in all properties."
         slip = (self.leaks | self.slips)[why]
         return all(seen.is_from(slip) for outcome in self.outcomes for seen in outcome.seen)
+
+    def _depends(self, seen):
+        "The argument on which an answer depends least as the truth does, in words."
+        found, place = [], _first_wrong(seen)
+        if self.truth is None or place is None:
+            return ""
+        for i, (name, value) in enumerate(zip(self.arguments, seen.args)):
+            if type(value) in (int, float) and value > 0:
+                by = .5 if type(value) is float and value <= 1 else 2
+                case = (*seen.args[:i], by*value, *seen.args[i+1:])
+                when = f"with {'half' if by < 1 else 'twice'} the `{name}`"
+                found += self._ratios(seen, case, place, when)
+        off, words = max(found, default=(0, ""))
+        return words if off > .02 else ""
+
+    def _ratios(self, seen, case, place, when):
+        "How far both answers move in another case: [(difference of logarithms, words)]."
+        try:
+            after = self(*case), self.truth(*fresh_copy(case))
+            theirs, right = (_values(new).flatten()[place].item()/old[place].item()
+                             for new, old in zip(after, seen.numbers()))
+            off = abs(math.log(theirs/right))
+        except Exception:
+            return []
+        stays = "yours stays" if abs(theirs - 1) < 1e-6 else f"yours {theirs:.3g} times"
+        return [(off, f"{when} the right answer is {right:.3g} times as large, {stays}")]
 
     def card(self):
         "The verdict, with one hint more than at the last failed try; keeps the progress."
@@ -531,6 +638,7 @@ class Exercise:
     unsafe:object=None  # (got, want) -> whether a wrong answer breaks privacy: `below`, `above`
     rtol:float=1e-5     # largest relative difference allowed
     zero:float=1e-7     # largest answer allowed where exactly 0 is right
+    costly:bool=False   # the truth takes a second: no argument is doubled to see what happens
 
     def __post_init__(self):
         object.__setattr__(self, "__doc__", f"Judge {self.asks}")
@@ -542,8 +650,9 @@ class Exercise:
         seed=None,      # of the cases; default: fresh ones
     ):                  # `Card`
         "Judge a function, property by property."
+        arguments = () if self.costly else re.search(r"\((.*?)\)", self.asks)[1].split(", ")
         trial = Trial(your_function, self.name, seed, self.hints, self.slips, self.leaks,
-                      self.unsafe)
+                      self.unsafe, self.truth, arguments)
         for text, cases in self.properties.items():
             with trial.holds(text):
                 if callable(cases):

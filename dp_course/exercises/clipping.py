@@ -65,6 +65,8 @@ check_smallest_fair = Exercise(
             lambda p: _fair(p, low=-math.inf),
         "that is where nobody is clipped: smaller ones are fair already":
             lambda p: math.ceil(2*p.abs().max().item())/2,
+        "the grid goes in steps of 0.5, not of 1": lambda p: next(
+            k for k in range(1, 10_000) if p.clamp(-k, k).mean().sign() == p.mean().sign()),
         "below an unfair C there may be a fair one: walk up from 0.5, not down": _from_the_top},
     hints=(
         "In one dimension the clip is `pulls.clamp(-C, C)`.",
@@ -103,6 +105,11 @@ check_next_threshold = Exercise(
                 _update(C, norms, noise*batch_size, batch_size, *rest),
         "you count those who are clipped; the quantile is the fraction that is not":
             lambda *case: _update(*case, (-.5, .5)),
+        "`quantile` is the fraction that is not clipped, not 1 minus it":
+            lambda C, norms, noise, batch_size, quantile, lr:
+                _update(C, norms, noise, batch_size, 1 - quantile, lr),
+        "the step is geometric: C times an exponential, so that C stays positive":
+            lambda C, *rest: C + math.log(_update(C, *rest)/C),
         "a norm of exactly C is not clipped: count norms <= C":
             lambda C, norms, *rest: _update(C, torch.where(norms == C, 2*C, norms), *rest)},
     leaks={
@@ -140,6 +147,8 @@ check_gradient_sigma = Exercise(
             lambda s, b: 1/(1/s - 1/(2*b)),
         "a centred bit moves the count by 1/2, so its share is 1/(2 bit_sigma)":
             lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan,
+        "the share of a bit that moves by 1/2 is 1/(2 bit_sigma), not 2/bit_sigma":
+            lambda s, b: (s**-2 - 4*b**-2)**-.5 if b > 2*s else math.nan,
         "the count must be paid for: z is above sigma": lambda s, b: s,
         "you add the count's share: together they must cost 1/sigma^2, so take it away":
             lambda s, b: (s**-2 + (2*b)**-2)**-.5,
@@ -161,16 +170,11 @@ def _pairs(trial, gain, spread=.4, seeds=5, luck=2.):
 
 
 def _verdicts(trial, gain, count=400, **options):
-    said = []
-    for _ in range(count):
-        answer = trial(*_pairs(trial, gain, **options))
-        trial.need(answer in _WORDS, f"got {answer!r}: answer one of {', '.join(_WORDS)}")
-        said.append(answer)
-    return said
+    return trial.said(lambda trial: _pairs(trial, gain, **options), count, _WORDS)
 
 
 def _few_alarms(trial):
-    alarms = sum(word != "no verdict" for word in _verdicts(trial, 0., 1000))
+    alarms = 1000 - _verdicts(trial, 0., 1000)["no verdict"]
     why = ("a mean of n differences spreads by std/sqrt(n), and the std of five is itself "
            "uncertain: Student's t wants 2.78 of those, not 2 or less")
     if alarms > 975:
@@ -183,17 +187,28 @@ def _few_alarms(trial):
 
 
 def _few_alarms_in_noise(trial):
-    alarms = sum(word != "no verdict" for word in _verdicts(trial, 0., spread=4.))
+    alarms = 400 - _verdicts(trial, 0., spread=4.)["no verdict"]
     trial.need(alarms <= 50, f"{alarms} verdicts in 400, where differences spread by four points",
                "a fixed threshold for the mean does not know how much the differences spread")
+
+
+def _one_lucky_seed(trial):
+    "Five equal signs, and a t of 1."
+    gains = torch.tensor([.02, .03, .01, .02, 3.], dtype=torch.float64)
+    b = 78 + trial.normal(5)
+    for side in (1, -1):
+        answer = trial(b + side*gains, b)
+        trial.need(answer == "no verdict", f"got {answer!r} for differences of "
+                   f"{(side*gains).tolist()}", "five equal signs come by chance in one of sixteen "
+                   "experiments: compare the mean with its standard error")
 
 
 def _why_missed(said, gain, luck):
     if gain < 0:
         return "`a` lost: that is a verdict, too"
-    if said.count("worse") > len(said)/2:
+    if said["worse"] > 200:
         return "the other way round: `a` is the better one here"
-    if luck < 3 and set(said) == {"no verdict"}:
+    if luck < 3 and said["no verdict"] == 400:
         return "who never gives a verdict never errs, and never learns anything"
     return "the seeds are the same: take the difference seed by seed, their luck cancels"
 
@@ -201,11 +216,11 @@ def _why_missed(said, gain, luck):
 def _found(gain, luck, share):
     def found(trial):
         said = _verdicts(trial, gain, luck=luck)
-        right = said.count("better" if gain > 0 else "worse")
+        right = said["better" if gain > 0 else "worse"]
         if right < share*400:
             why = _why_missed(said, gain, luck)
-            calm = _verdicts(trial, gain, 100, luck=0.) if luck == 3 else []
-            if calm.count("no verdict") > 20:  # it misses the gain where no seed has any luck, too
+            calm = _verdicts(trial, gain, 100, luck=0.) if luck == 3 else {}
+            if calm and calm["no verdict"] > 20:  # it misses the gain where no seed has any luck, too
                 why = "the mean of n differences spreads by std/sqrt(n), not by std"
             trial.need(False, f"{right} of 400 found", why)
     return found
@@ -219,6 +234,7 @@ check_judge = Exercise(
         "ten points are seen": _found(10., 1., .95),
         "a loss is a loss": _found(-10., 1., .95),
         "one point is found, though seeds differ by three": _found(1., 3., .85),
+        "one lucky seed, and four that hardly differ: no verdict": _one_lucky_seed,
         "equal methods that vary more: no verdict either": _few_alarms_in_noise},
     hints=(
         "Equal seeds share their luck: look at `a - b`.",

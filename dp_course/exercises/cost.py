@@ -66,6 +66,8 @@ check_best_order = Exercise(
             lambda rdp, orders, steps, delta: _at_order(rdp, orders, 1, delta),
         "you convert one step and multiply its eps: add the divergences first, log(1/delta) is "
         "paid once": _converted_first,
+        "steps add up as they are, without a root": lambda rdp, orders, steps, delta: _at_order(
+            rdp, orders, math.sqrt(steps), delta),
         "the index of the order was found: the pair is (eps, orders[index])": _index,
         "the pair is (eps, order), in this order": lambda *case: _at_order(*case)[::-1],
         "the sign: delta is below 1, so log(1/delta) is what must be added, not log(delta)":
@@ -121,6 +123,8 @@ _CURVE_SLIPS = {
         lambda *case: _curve(*case, infinite=lambda m, steps: (1 - np.sum(m))*(steps > 0)),
     "the infinite losses of the steps are not disjoint: 1 - sum**steps, not steps*(1 - sum)":
         lambda *case: _curve(*case, infinite=lambda m, steps: steps*(1 - np.sum(m))),
+    "(1 - sum)**steps says that all losses are infinite: one is enough":
+        lambda *case: _curve(*case, infinite=lambda m, steps: (1 - np.sum(m))**steps),
     "sum**steps is the probability that no loss is infinite: 1 minus that":
         lambda *case: _curve(*case, infinite=lambda m, steps: np.sum(m)**steps),
     "every loss above eps counts whole: only the share 1 - e^(eps - L) sticks out":
@@ -186,6 +190,7 @@ check_affordable = Exercise(
     "check_affordable", "`affordable(q, sigma, delta, eps)`: the largest number of steps that a "
     "budget pays for.",
     truth=_affordable,
+    costly=True,
     rtol=1e-9,
     unsafe=above,
     properties={

@@ -131,6 +131,7 @@ check_sampled_delta = Exercise(
         "the denominator is 2 sigma^2, not 2": _mean(lambda s, z: _loss(s, z)*s**2),
         "the loss is ln p - ln q, not the other way round": _mean(lambda s, z: -_loss(s, z)),
         "y^2 - (y - 1)^2 is 2y - 1, not 2y + 1": _mean(lambda s, z: _loss(s, z) + 1/s**2),
+        "y^2 - (y - 1)^2 is 2y - 1, not y": _mean(lambda s, z: _output(s, z)/(2*s**2)),
         "y^2 - (y - 1)^2 is 2y - 1, not 2y": _mean(lambda s, z: _loss(s, z) + .5/s**2),
         "sigma is the standard deviation: y = 1 + sigma*z, not 1 + sigma^2*z":
             _mean(lambda sigma, z: _loss(sigma, z, lambda sigma, z: 1 + sigma**2*z.double())),
@@ -195,9 +196,7 @@ check_group_delta = Exercise(
 
 # %% ../../nbs/exercises/definition.ipynb #f58b31a9
 def _verdict(trial, *counts):
-    answer = trial(*counts)
-    trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
-    return bool(answer)
+    return bool(trial.said(lambda trial: counts, 1)[True])
 
 
 def _share(trial, sigma, real_sigma, audits, n=20_000):

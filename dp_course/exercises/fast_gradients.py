@@ -12,7 +12,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cards import Exercise, below, gap
 
@@ -107,6 +106,8 @@ check_hook_gradients = Exercise(
             lambda *case: {name: g/len(case[2]) for name, g in _alone(*case).items()},
         "the biases are missing: their gradient is g, summed over positions":
             lambda *case: {name: g for name, g in _alone(*case).items() if "bias" not in name},
+        "that is one gradient for the whole batch: each example has its own row":
+            lambda *case: {name: g.mean(0) for name, g in _alone(*case).items()},
         "a layer without a bias has no gradient for one: look at `m.bias`": _a_bias_each},
     hints=(
         "A forward hook gets (module, args, output); keep args[0] and the output of every layer.",
@@ -116,28 +117,11 @@ check_hook_gradients = Exercise(
         "names from `model.named_modules()`, hooks removed in `finally`."))
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #1741b00d
-class _Largest(TorchDispatchMode):
-    "The most numbers in any tensor that an operation returned."
-    def __init__(self):
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for v in (out if isinstance(out, (tuple, list)) else (out,)):
-            if isinstance(v, torch.Tensor):
-                self.numbers = max(self.numbers, v.numel())
-        return out
-
-
 def _small(limit, why, draw):
     "A property: no array of `limit` numbers is made on the way."
     def need(trial):
-        case = draw(trial)
-        trial(*case)  # a blank stops here
-        with _Largest() as largest:
-            trial.attempt(*case)
-        trial.need(largest.numbers < limit, f"an array of {largest.numbers:,} numbers", why)
+        numbers = trial.largest(*draw(trial))
+        trial.need(numbers < limit, f"an array of {numbers:,} numbers", why)
     return need
 
 
@@ -292,6 +276,10 @@ check_mixed = Exercise(
             lambda layers: _mixed([(i, o, k, size**.5) for i, o, k, size in layers]),
         "each filter has i*kernel² weights, not i":
             lambda layers: _mixed([(i, o, 1, size) for i, o, _, size in layers]),
+        "each filter has i*kernel² weights, not i*kernel":
+            lambda layers: _mixed([(i, o, k**.5, size) for i, o, k, size in layers]),
+        "the other way round: few positions and many weights are what inner products are for":
+            lambda layers: _mixed(layers, lambda t, p: 2*t*t > p),
         "t < p is not the rule: two tables of t² numbers stand against p":
             lambda layers: _mixed(layers, lambda t, p: t < p),
         "one table is not enough: there is one for x and one for g, 2t²":

@@ -180,6 +180,12 @@ check_raw_norms = Exercise(
         "the other two forms": _raw_norm((3., 1., "unit"), (3., 1., "report"))},
     slips={
         "the square is missing its root": _raw_square,
+        "that is the gradient for the standardized filter: the chain rule is missing":
+            lambda conv, gg, g1, gc: gg.sqrt(),
+        "g1 is a sum, so |g - mean|^2 = gg - g1^2/n":
+            lambda conv, *numbers: _raw_square(
+                conv, *numbers, mean=conv.centred()[0].shape[1]).sqrt(),
+        "the sign of the cross term: - 2 f h gc^2": _raw_slip(cross=-2.),
         "the mean is still in it: |g - mean|^2 = gg - g1^2/n": _raw_slip(mean=0.),
         "the cross term comes twice: -2 f h gc^2": _raw_slip(cross=1.),
         "the last term is missing: + h^2 gc^2 |c|^2": _raw_slip(last=0.),

@@ -65,9 +65,13 @@ check_centred = Exercise(
         "one feature": lambda trial: [(_features(trial, 4, 1), _features(trial, 9, 1))]},
     slips={
         "every row got a length of its own: the public ones decide for all": _row_by_row,
+        "every feature got a scale of its own: one number for all of them was asked for":
+            lambda x, z: (x - z.mean(0))/z.std(0),
         "centred, but the mean square length of public features is not f yet":
             lambda x, z: x - z.mean(0)},
     leaks={
+        "mean and spread of the private features: both move when somebody joins":
+            lambda x, z: (x - x.mean(0))/x.std(0),
         "that is the private mean: it moves when somebody joins, and has to be bought":
             lambda x, z: _centred(x, x),
         "the mean is public, but the scale is private: it moves when somebody joins":

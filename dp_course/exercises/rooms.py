@@ -188,6 +188,8 @@ check_noises_in = Exercise(
             lambda moves, std: round((moves.std()/std).item()),
         "nearly: the number of noises is a whole one":
             lambda moves, std: (moves.var()/std**2).item(),
+        "a mean of squares, not their sum": lambda moves, std: round(
+            (moves.square().sum()/std**2).item()),
         "the variance of one noise is std^2": lambda moves, std: round((moves.var()/std).item()),
         "the mean of noise is 0, however many there are: ask for its spread":
             lambda moves, std: round((moves.mean()/std).abs().item())},

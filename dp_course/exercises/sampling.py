@@ -73,6 +73,9 @@ def _need_coins(trial, q=.05, alpha=1e-6):
     trial.need(_tail(pairs, possible, q*q) > alpha/10,
                f"neighbours came together {pairs} times, expected {possible*q*q:.0f}",
                "your draws depend on each other: every gap needs a fresh uniform", leaks=True)
+    vary = x.sum(1).double().var().item()/(n*q*(1 - q))
+    trial.need(.8 < vary < 1.2, f"sizes vary {vary:.2g} times as much as those of coins",
+               "everybody has a coin of her own: no size is fixed beforehand", leaks=True)
 
 
 def _extremes(trial):
@@ -98,6 +101,9 @@ def _repeatable(trial):
 
 
 def _tiny_rate(trial):
+    numbers = trial.largest(10**7, 1e-6, trial.fresh_generator())
+    trial.need(numbers < 10**6, f"an array of {numbers:,} numbers", "that is a coin for everybody: "
+               "jump from head to head, ten draws are enough")
     drawn = sum(len(trial(10**7, 1e-6, trial.fresh_generator())) for _ in range(20))
     trial.need(_tail(drawn, 20*10**7, 1e-6) > 1e-6, f"twenty batches drew {drawn}, expected 200",
                "at a tiny q use log1p(-q): 1 - q is rounded", leaks=drawn > 200)
@@ -151,12 +157,7 @@ _BROKEN = {  # sampler, and what was not asked by who believes it
 
 def _believed(trial, draw, times):
     "How often the student takes these marks for fair coins."
-    count = 0
-    for _ in range(times):
-        answer = trial(draw(trial.fresh_generator()), .2)
-        trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
-        count += bool(answer)
-    return count
+    return trial.said(lambda trial: (draw(trial.fresh_generator()), .2), times)[True]
 
 
 def _spares_the_honest(trial):
@@ -208,6 +209,9 @@ check_room_for = Exercise(
     slips={
         "that is the room for one batch: the run has `steps` chances to overflow":
             lambda n, q, steps, p: _room(n, q, 1, p),
+        "a binomial's tail is longer than a normal one: ask stats.binom":
+            lambda n, q, steps, p: int(n*q + stats.norm.isf(p/steps)*math.sqrt(n*q*(1 - q))),
+        "room for everybody is always enough: the smallest was asked for": lambda n, *rest: n,
         "one place too many: a batch that fills the room does not exceed it":
             lambda *case: _room(*case) + 1,
         "one place too few: more than p remains": lambda *case: _room(*case) - 1,
@@ -252,6 +256,10 @@ check_safe_epsilon = Exercise(
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma),
         "adding up the eps of the epochs is safe, but far more than needed":
             lambda sigma, epochs, delta: epochs*gaussian_epsilon(delta, sigma),
+        "eps and delta of the epochs add up, safely: but one Gaussian release is far cheaper":
+            lambda sigma, epochs, delta: epochs*gaussian_epsilon(delta/epochs, sigma),
+        "eps does not grow with the root of the epochs: the noise of their average shrinks so":
+            lambda sigma, epochs, delta: epochs**.5*gaussian_epsilon(delta, sigma),
         "sigma shrinks with the epochs: divide, do not multiply":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma*epochs**.5)},
     hints=(

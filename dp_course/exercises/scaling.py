@@ -50,6 +50,7 @@ check_smallest_batch = Exercise(
     "check_smallest_batch", "`smallest_batch(n, eps, delta, epochs, wanted)`: the smallest power "
     "of two, from 128, whose proxy reaches a share of the ceiling.",
     truth=_smallest,
+    costly=True,
     rtol=0.,
     properties={
         "the report's budget, 40 epochs": [(50_000, 3., 1e-5, 40, .9)],
@@ -95,6 +96,7 @@ check_advise = Exercise(
     "check_advise", "`advise(n, eps, delta, lr, batch_size, steps, factor)`: the run (B, T, lr) "
     "that is advised for a larger budget of compute.",
     truth=_advice,
+    costly=True,
     properties={
         "four times the compute": [(12_000, 3., 1e-5, 2., 256, 1024, 4)],
         "eight times, another data set": [(50_000, 3., 1e-5, 1., 1024, 600, 8)],
@@ -110,6 +112,8 @@ check_advise = Exercise(
             lambda *case: _advice(*case, carry=lambda lr, old, new: matched_lr(lr, new, old)),
         "the linear rule is made for mini-batch noise: use matched_lr":
             lambda *case: _advice(*case, carry=lambda lr, old, new: lr*new[0]/old[0]),
+        "the root of the batch's ratio is a rule for Adam's noise: use matched_lr":
+            lambda *case: _advice(*case, carry=lambda lr, old, new: lr*(new[0]/old[0])**.5),
         "all into the batch: a smaller one within 3 % of the largest proxy will do":
             lambda *case: _advice(*case, pick=lambda rows: rows[-1]),
         "all into the steps: compare the proxies first":

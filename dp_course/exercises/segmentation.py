@@ -61,6 +61,11 @@ check_dice = Exercise(
             lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: b),
         "that is the share of the predicted pixels that are right: missing pixels must cost, too":
             lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a),
+        "that is the share of right pixels, whatever their class":
+            lambda p, y, k: torch.full((k,), (p == y).double().mean().item()),
+        "a class that is nowhere, and predicted nowhere, has 1: 0/0 is agreement":
+            lambda p, y, k: torch.where(torch.isin(torch.arange(k), torch.cat([p, y])),
+                                        dice(p, y, k), 0.),
         "you average over scans: count the pixels of all scans together":
             lambda p, y, k: torch.stack([dice(u, v, k) for u, v in zip(p, y)]).mean(0)},
     hints=(

@@ -180,6 +180,8 @@ check_gap_interval = Exercise(
             lambda a, b: _interval(a, b, correction=0),
         "one standard error holds two times in three only: take two":
             lambda a, b: _interval(a, b, 1.),
+        "these are no pairs: add the variances of both means":
+            lambda a, b: _interval(a - b, torch.zeros(2)),
         "the wrong way round: a minus b": lambda a, b: _interval(b, a)},
     hints=(
         "The variance of a mean of n runs is their variance divided by n.",

@@ -50,6 +50,8 @@ check_warm_ema = Exercise(
             _ema(lambda t, decay: 1 - _warm(t, decay)),
         "t counts the iterates that are in the average: 1 when the second one comes":
             _ema(lambda t, decay: _warm(t - 1, decay)),
+        "begin with the first iterate: 0 is no iterate": lambda iterates, decay: _ema()(
+            torch.cat([0*iterates[:1], iterates[1:]]), decay),
         "that is the plain mean": lambda iterates, decay: iterates.mean(0)},
     hints=(
         "Begin with the first iterate. How many iterates are in the average when the next comes?",
@@ -96,6 +98,10 @@ check_clipped_views = Exercise(
     leaks={
         "every view was clipped and counted: one person moves the sum by k C":
             lambda g, c: _shorter(g, c).sum((0, 1)),
+        "all views of a person were clipped as one, then added: average them, or she moves the "
+        "sum by sqrt(k) C": lambda g, c: _shorter(g.flatten(1), c).view_as(g).sum((0, 1)),
+        "the mean over people was clipped: clip each person's, then add up":
+            lambda g, c: len(g)*_shorter(g.mean((0, 1)), c),
         "nobody was clipped": lambda g, c: g.mean(1).sum(0)},
     hints=(
         "The unit is the person: how many gradients may one person have when the clip comes?",
@@ -132,21 +138,24 @@ check_naive_epsilon = Exercise(
         "`epsilon(q=q, sigma=sigma/k, steps=steps, delta=delta)`"))
 
 # %% ../../nbs/exercises/tricks.ipynb #82135c69
-def _says_better(trial, lead, times, n=8):
+def _says_better(trial, lead, times, n=8, spread=1.):
     "How often the first method, better by `lead` points on the same seeds, is called better."
-    count = 0
-    for _ in range(times):
+    def pair(trial):
         luck = 60 + 3*trial.normal(n)
-        answer = trial(luck + lead + trial.normal(n), luck + trial.normal(n))
-        trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
-        count += bool(answer)
-    return count
+        return luck + lead + spread*trial.normal(n), luck + spread*trial.normal(n)
+    return trial.said(pair, times)[True]
 
 
 def _few_alarms(trial):
     wrong = _says_better(trial, 0., 400)
     trial.need(wrong <= 40, f"{wrong} of 400",
                "a mean or a best seed always finds a winner: compare it with the spread")
+
+
+def _few_alarms_in_noise(trial):
+    wrong = _says_better(trial, 0., 400, spread=6.)
+    trial.need(wrong <= 40, f"{wrong} of 400, where single runs spread by six points",
+               "a fixed number of points does not know how much the differences spread")
 
 
 def _sees_three_points(trial):
@@ -167,6 +176,7 @@ check_clearly_better = Exercise(
     properties={
         "two equal methods are told apart at most 40 times in 400": _few_alarms,
         "a lead of three points is seen at least 90 times in 100": _sees_three_points,
+        "two equal methods that vary more: no more often": _few_alarms_in_noise,
         "nobody is better than who leads by three points": _keeps_the_sign},
     hints=(
         "Both methods ran with the same seeds: what is the difference, seed by seed?",

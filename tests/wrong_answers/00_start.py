@@ -24,6 +24,10 @@ WRONG = {
         "the root halves relative errors":
             "lambda n, r, g: (lambda e: (e, e/r**.5))"
             "(torch.randn(r, n, generator=g).mean(1).square().mean().sqrt())",
+        "the mean of |m|":
+            "lambda n, r, g: (lambda m: (m.abs().mean(), m.abs().std()/r**.5))"
+            "(torch.randn(r, n, generator=g).mean(1))",
+        "an experiment measures it": "lambda n, r, g: (n**-.5, n**-.5/(2*r)**.5)",
         "do not come from `generator`":
             "lambda n, r, g: (lambda e: (e, e/(2*r)**.5))"
             "(torch.randn(r, n).mean(1).square().mean().sqrt())",

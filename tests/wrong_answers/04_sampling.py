@@ -45,4 +45,8 @@ EDITS = {  # diagnosis -> (what the right sampler says, what the wrong one says)
                               "            return torch.tensor(drawn, dtype=torch.int64)\n"),
 }
 WRONG["check_poisson_by_jumps"] = {words: JUMPS.replace(*edit) for words, edit in EDITS.items()}
+WRONG["check_poisson_by_jumps"] |= {
+    "a coin for everybody": "lambda n, q, g: (torch.rand(n, generator=g) < q).nonzero().flatten()",
+    "no size is fixed":
+        "lambda n, q, g: torch.randperm(n, generator=g)[:round(n*q)].sort().values"}
 SLOW = {"check_fair_coins", "check_poisson_by_jumps"}  # thousands of calls each

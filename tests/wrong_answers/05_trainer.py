@@ -52,6 +52,7 @@ WRONG = {
         "put a separator": ("{seed}, step {t}: ", "{seed}{t}"),
         "the sum belongs into the name": (" + " + BYTES, ""),
         "hash every entry in its place": (BYTES, "str(round(total.sum().item(), 6)).encode()"),
+        "sum with the same total": (BYTES, "str(total.sum().item()).encode()"),
         "rounded, two sums are one": (BYTES, "total.float().numpy().tobytes()"),
         "a generator of your own": ("generator=generator, ", ""),
         "belongs in float64": (", dtype=torch.float64", "")}),

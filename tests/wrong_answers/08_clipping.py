@@ -54,6 +54,10 @@ WRONG = {
         "seed by seed": JUDGE.replace("d.std()", "(a.var() + b.var())**.5"),
         "not by std": JUDGE.replace("/(d.std()/len(d)**.5)", "/d.std()"),
         "the other way round": JUDGE.replace("d = a - b", "d = b - a"),
+        "one of sixteen": '''def judge(a, b):
+    signs = set((a - b).sign().tolist())
+    return {(1.,): "better", (-1.,): "worse"}.get(tuple(signs), "no verdict")
+''',
         "a fixed threshold": JUDGE.replace("/(d.std()/len(d)**.5)", "/.25"),
         "that is a verdict, too": JUDGE.replace("abs(t)", "t")},
 }

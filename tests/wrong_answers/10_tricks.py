@@ -32,8 +32,11 @@ WRONG = {
         "subtract seed by seed":
             "lambda a, b: bool(a.mean() - b.mean() > 2*((a.var() + b.var())/len(a))**.5)",
         "learns nothing": "lambda a, b: False",
+        "a fixed number of points": "lambda a, b: bool((a - b).mean() > 1)",
         "keep the sign":
             "lambda a, b: bool((a - b).mean().abs() > 2.4*(a - b).std()/len(a)**.5)"},
 }
+WRONG["check_clipped_views"]["by sqrt(k) C"] = (
+    "lambda g, c: (g*(c/g.flatten(1).norm(dim=1)).clamp(max=1)[:, None, None]).sum((0, 1))")
 WRONG["check_warm_ema"]["the plain mean"] = "lambda iterates, decay: iterates.mean(0)"
 SLOW = {"check_naive_epsilon", "check_clearly_better"}

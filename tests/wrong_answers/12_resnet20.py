@@ -37,6 +37,10 @@ WRONG = {
         "same seed again": judged(seed="0", most="1e-9"),
         "two means always differ": judged(most="1e-9"),
         "your threshold is too low": judged(most=".5*statistics.stdev(before)"),
+        "chance alone passes it": '''def compare(old, new):
+    a, b = [old(s) for s in range(3)], [new(s) for s in range(3)]
+    return "better" if min(b) > max(a) else "worse" if max(b) < min(a) else "cannot tell"
+''',
         "threshold is too high": judged(most="3*statistics.stdev(before + after)"),
         "24 runs in all": judged(runs=50),
         "so few runs": "lambda old, new: 'cannot tell'",
