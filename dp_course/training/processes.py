@@ -202,7 +202,15 @@ class _SharedBook(Book):
 class ProcessTrainer(Trainer):
     "Train in step with others: each process clips its own shard, one noise goes on the sum of all."
     # ValueError: the processes have different plans, networks or data, or have drifted apart
-    def __init__(self, model, data, plan, *, peers, **options):  # options: as for `Trainer`
+    def __init__(
+        self,
+        model,      # with the same first weights everywhere
+        data,       # the whole training set, in every process: each reads its shard of a batch
+        plan,       # of the whole training set
+        *,
+        peers,      # the other processes, as `join()` finds them
+        **options,  # as for `Trainer`
+    ):
         self.peers = peers
         super().__init__(model, data, plan, **options)
         self._secret = peers.broadcast(self._secret)

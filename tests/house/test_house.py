@@ -1,6 +1,7 @@
 "The house itself: floors, addresses, what is generated, and code that is written to be read."
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -143,6 +144,22 @@ def test_help_says_what_to_use_for_what():
         assert words and not [w for w in words if not re.search(rf"\b{w}\b", shown)], want
     front = (ROOT/"README.md").read_text()
     assert "docs/i_want.md" in front and "docs/from_opacus.md" in front
+
+
+@pytest.mark.slow
+def test_the_snippet_for_several_processes_runs_in_two(tmp_path):
+    "The page runs it alone; torchrun runs the same lines in two processes."
+    cells = code_of(ROOT/"nbs/pages/i_want.ipynb")
+    wanted = [next(cell for cell in cells if word in cell)
+              for word in ("import tempfile", "open_memmap", "ProcessTrainer")]
+    assert [line for line in wanted[1].splitlines() if line.startswith("Trainer")]
+    wanted[1] = wanted[1].rsplit("\n", 1)[0]  # without the run of one process
+    (tmp_path/"train.py").write_text("\n\n".join(wanted).replace("\nProcess", "\nt = Process")
+                                     + "\nprint('steps', t)")
+    run = subprocess.run([BIN/"torchrun", "--nproc-per-node", "2",
+                          tmp_path/"train.py"], capture_output=True, text=True,
+                         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert run.stdout.count("steps 10") == 2, run.stderr[-2000:]
 
 
 # --- floors and addresses
