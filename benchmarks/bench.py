@@ -38,6 +38,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dp_course import gradients  # noqa: E402
 from dp_course.basics import PALETTE, machine, panels  # noqa: E402
 from dp_course.data import Views, flatten_views  # noqa: E402
 from dp_course.gradients import (
@@ -48,7 +49,6 @@ from dp_course.gradients import (
     has_bfloat16,
     loop_grad_sum,
 )
-from dp_course.gradients import engines as gradients
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wrn16_4  # noqa: E402
 
 try:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROUNDING', 'trainable', 'example_grads', 'FlatClip', 'loop_grad_sum', 'noisy_mean']
 
-# %% ../../nbs/02_by_hand.ipynb #b5ba3bce
+# %% ../../nbs/02_by_hand.ipynb #62dfaff5
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from ..basics import check_number
 from ..data import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from ..privacy import normal
 
-# %% ../../nbs/02_by_hand.ipynb #62dfaff5
+
 def trainable(
     model,  # `nn.Module`
 ):          # dict name -> parameter

@@ -837,10 +837,27 @@ def _embedding(tape, m, x):
     y = F.embedding(x, m.weight.detach(), m.padding_idx)
     return Tap.apply(tape.anchor, y, x, m, _embedding_back, tape)
 
+# %% ../../nbs/workshop/gradients/layers.ipynb #df4c795e
+def _transposed_back(tape, m, x, g, y):
+    if _learns(m.bias):
+        positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
+        tape.add(m.bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
+    if _learns(m.weight):
+        tape.add_weight(m.weight, ConvWeight(m, g.contiguous(), x, tape.b, m.padding))
+
+
+def _transposed(tape, m, x):
+    "Convolve backwards; on the way back input and output gradient change places."
+    x = _autocast(x)
+    weight, bias = (_constant(p, x.dtype) for p in (m.weight, m.bias))
+    y = F.conv_transpose2d(
+        x, weight, bias, m.stride, m.padding, m.output_padding, m.groups, m.dilation)
+    return Tap.apply(tape.anchor, y, x, m, _transposed_back, tape)
+
 # %% ../../nbs/workshop/gradients/layers.ipynb #e40ab186
 RULES = {nn.Conv1d: convolution_rule, nn.Conv2d: convolution_rule, nn.Conv3d: convolution_rule,
-         nn.Linear: _linear, nn.GroupNorm: _group_norm, nn.LayerNorm: _layer_norm,
-         nn.Embedding: _embedding}
+         nn.ConvTranspose2d: _transposed, nn.Linear: _linear, nn.GroupNorm: _group_norm,
+         nn.LayerNorm: _layer_norm, nn.Embedding: _embedding}
 
 
 def _changes(cls):

@@ -12,7 +12,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         gaussian_mechanism gaussian_tpr hockey_stick laplace_mechanism max_tpr
         randomized_response randomized_response_mean""",
     "gaussian": """
-        gaussian_delta gaussian_epsilon gaussian_sigma""",
+        as_tensor check_eps check_generator check_scale gaussian_delta gaussian_epsilon
+        gaussian_sigma""",
     "pld": """
         Accountant ComposedLoss ContourIntegral HockeyStick LossGrid ORDERS PLDAccountant TILTS
         contour_near excess_by_quadrature log_sum_exp loss_masses privacy_loss

@@ -26,6 +26,10 @@ from .definition import laplace_mechanism as laplace_mechanism
 from .definition import max_tpr as max_tpr
 from .definition import randomized_response as randomized_response
 from .definition import randomized_response_mean as randomized_response_mean
+from .gaussian import as_tensor as as_tensor
+from .gaussian import check_eps as check_eps
+from .gaussian import check_generator as check_generator
+from .gaussian import check_scale as check_scale
 from .gaussian import gaussian_delta as gaussian_delta
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_sigma as gaussian_sigma

@@ -7,17 +7,13 @@ __all__ = ['rdp_gaussian', 'rdp_to_epsilon', 'RDPAccountant', 'epsilon', 'noise_
 
 # %% ../../nbs/03_cost.ipynb #90464cb2
 import math
-from dataclasses import InitVar, dataclass
 
 import numpy as np
 
-from .budget import (
-    Budget, bill_of, check_accountant, check_budget, check_chance, check_plan_numbers, check_rest,
-    composed, falling_root, multipliers, plan_in_words, round_up, steps_of)
-from .pld import (
-    ORDERS, Accountant, PLDAccountant, rdp_sampled_gaussian, read_orders, require)
-
 # %% ../../nbs/03_cost.ipynb #762a2ec8
+from .pld import read_orders, require
+
+
 def rdp_gaussian(
     sigma:float,  # noise multiplier
     orders,       # (a,) Renyi orders > 1
@@ -47,6 +43,9 @@ def rdp_to_epsilon(
     return float(max(0., np.min(eps)))
 
 # %% ../../nbs/03_cost.ipynb #c4969821
+from .pld import ORDERS, Accountant, rdp_sampled_gaussian
+
+
 class RDPAccountant(Accountant):
     "Adds up Renyi divergences: simple and fast, at the price of a few per cent too much noise."
     # Neighbours: one example added or removed. Mironov 2017 (arXiv 1702.07476), Proposition 1
@@ -80,6 +79,10 @@ class RDPAccountant(Accountant):
         return float(np.exp(min(0., np.min(log_delta))))
 
 # %% ../../nbs/03_cost.ipynb #e8e6d21e
+from .budget import check_accountant
+from .pld import PLDAccountant
+
+
 def epsilon(
     *,
     q:float,                   # Poisson sampling rate: batch_size/n
@@ -95,6 +98,10 @@ def epsilon(
     return accountant().step(q, sigma, steps).epsilon(delta)
 
 # %% ../../nbs/03_cost.ipynb #f6ae7b1f
+from .budget import (
+    bill_of, check_budget, check_chance, check_rest, composed, falling_root, multipliers, round_up)
+
+
 def noise_multiplier(
     *,
     eps:float,                 # budget, > 0
@@ -148,6 +155,11 @@ def _log_sigma(low, high, spent, eps):
     return falling_root(overspent, low, high)
 
 # %% ../../nbs/03_cost.ipynb #562c24cf
+from dataclasses import InitVar, dataclass
+
+from .budget import Budget, check_plan_numbers, plan_in_words, steps_of
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     "What a run may spend, and everything that follows from it."

@@ -13,7 +13,7 @@ import torch
 from scipy import special
 
 from ..basics import check_number
-from .gaussian import _check_eps, _check_generator, _check_scale, _tensor
+from .gaussian import as_tensor, check_eps, check_generator, check_scale
 
 # %% ../../nbs/01_definition.ipynb #9671f9bc
 def randomized_response(
@@ -24,9 +24,9 @@ def randomized_response(
     "Answer truthfully with probability e^eps/(1+e^eps), else lie."
     # ValueError: eps < 0, or x holds something else than bits.
     # Source: Warner 1965; Dwork & Roth 2014, section 3.2.
-    _check_eps(eps)
-    _check_generator(generator)
-    x = _tensor(x)
+    check_eps(eps)
+    check_generator(generator)
+    x = as_tensor(x)
     if not ((x == 0) | (x == 1)).all():
         raise ValueError("x holds something else than bits: pass bool, or 0 and 1")
     u = torch.rand(x.shape, dtype=torch.float64, generator=generator, device=x.device)
@@ -43,7 +43,7 @@ def randomized_response_mean(
     # This is post-processing: it costs no privacy.
     rule = "must be a finite number > 0, 1e-9 or more: fair coins know nothing"
     check_number(rule, lambda v: 1e-9 <= v < math.inf, eps=eps)
-    y = _tensor(y).double()
+    y = as_tensor(y).double()
     if not len(y.flatten()) or not ((y >= 0) & (y <= 1)).all():
         raise ValueError("y holds no answers, or something else: pass what came out of "
                          "randomized_response")
@@ -53,7 +53,7 @@ def randomized_response_mean(
 # %% ../../nbs/01_definition.ipynb #1d8fca31
 def _private_input(x):
     "The tensor to be noised in float64, and the dtype to give back."
-    x = _tensor(x)
+    x = as_tensor(x)
     if not torch.isfinite(x).all():
         raise ValueError("x holds NaN or infinity, which no noise hides: drop such values first")
     return x.double(), x.dtype if x.is_floating_point() else torch.float64
@@ -74,10 +74,10 @@ def laplace_mechanism(
     "Release `x` with Laplace noise of scale sensitivity/eps: (eps, 0)-DP."
     # ValueError: eps or sensitivity not positive and finite, x not finite.
     # Source: Dwork & Roth 2014, theorem 3.6. A difference of two exponentials is Laplace.
-    _check_scale("eps", eps)
-    _check_scale("sensitivity", sensitivity)
-    _check_scale("sensitivity/eps", float(sensitivity)/float(eps))
-    _check_generator(generator)
+    check_scale("eps", eps)
+    check_scale("sensitivity", sensitivity)
+    check_scale("sensitivity/eps", float(sensitivity)/float(eps))
+    check_generator(generator)
     x, dtype = _private_input(x)
     a, b = (torch.empty_like(x).exponential_(generator=generator) for _ in range(2))
     return _rounded(x + sensitivity/eps*(a - b), dtype)
@@ -92,10 +92,10 @@ def gaussian_mechanism(
     "Release `x` with Gaussian noise: (eps, gaussian_delta(eps, sigma))-DP at every eps."
     # ValueError: sigma or sensitivity not positive and finite, x not finite.
     # Source: Balle & Wang 2018, theorem 8.
-    _check_scale("sigma", sigma)
-    _check_scale("sensitivity", sensitivity)
-    _check_scale("sigma*sensitivity", float(sigma)*float(sensitivity))
-    _check_generator(generator)
+    check_scale("sigma", sigma)
+    check_scale("sensitivity", sensitivity)
+    check_scale("sigma*sensitivity", float(sigma)*float(sensitivity))
+    check_generator(generator)
     x, dtype = _private_input(x)
     z = torch.randn(x.shape, dtype=torch.float64, generator=generator, device=x.device)
     return _rounded(x + sigma*sensitivity*z, dtype)
@@ -112,8 +112,8 @@ def hockey_stick(
     # Rounds towards more privacy: mass of `p` that the grid misses, beyond float32's, is added.
     # ValueError: eps < 0, shapes differ, negative entries, or a total that is not 1 (within 1e-3).
     # Source: Barthe & Olmedo 2013; Balle & Wang 2018, theorem 5.
-    _check_eps(eps)
-    p, q, dx = (_tensor(z).double() for z in (p, q, dx))
+    check_eps(eps)
+    p, q, dx = (as_tensor(z).double() for z in (p, q, dx))
     if p.shape != q.shape:
         shapes = f"{tuple(p.shape)}, {tuple(q.shape)}"
         raise ValueError(f"p and q must list the same outputs: shapes {shapes}")
@@ -130,7 +130,7 @@ def hockey_stick(
 
 # %% ../../nbs/01_definition.ipynb #68079976
 def _rates(fpr):
-    fpr = _tensor(fpr).double()
+    fpr = as_tensor(fpr).double()
     if not ((fpr >= 0) & (fpr <= 1)).all():
         raise ValueError("fpr holds something that is no rate: pass numbers in [0, 1]")
     return fpr
@@ -144,7 +144,7 @@ def max_tpr(
     "Bound the true-positive rate of every attack on an (eps, delta)-DP release."
     # ValueError: eps < 0, delta outside [0, 1), fpr outside [0, 1].
     # Source: Kairouz, Oh & Viswanath 2015, theorem 2.1.
-    _check_eps(eps)
+    check_eps(eps)
     check_number("must be in [0, 1)", lambda v: 0 <= v < 1, delta=delta)
     eps, delta, fpr = float(eps), float(delta), _rates(fpr)
     says_in = delta + math.exp(min(eps, 700.))*fpr
@@ -159,5 +159,5 @@ def gaussian_tpr(
     "The true-positive rate of the best attack on one Gaussian release."
     # ValueError: sigma <= 0 or infinite, fpr outside [0, 1].
     # Source: Dong, Roth & Su 2022, the trade-off function G_mu with mu = 1/sigma.
-    _check_scale("sigma", sigma)
+    check_scale("sigma", sigma)
     return torch.special.ndtr(torch.special.ndtri(_rates(fpr)) + 1/float(sigma))

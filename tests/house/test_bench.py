@@ -46,6 +46,12 @@ def per_example(model, x, y):
     return {name: p.grad_sample.clone() for name, p in model.named_parameters()}
 
 
+def test_every_engine_of_ours_takes_a_step(bench, monkeypatch):
+    monkeypatch.setitem(bench.CASES, "tiny", (bench.papernot_cnn, bench.DIGIT, 2, None))
+    for name in ["plain SGD", *bench.OURS]:
+        bench.make("tiny", name, "cpu")()
+
+
 @pytest.mark.parametrize("bias, stride", [(True, 1), (False, 2)])
 def test_the_rule_that_opacus_gets_for_weight_standardization(bench, bias, stride):
     "The same per-example gradients as torch.func, in every parameter."
