@@ -121,7 +121,7 @@ def by_many_digits(q, sigma, steps, delta, near):
     "Truth, or None where it would take too long; two periods must agree."
     total = pld.ComposedLoss([(q, sigma, steps)], 1, delta)
     tilt = float(total.best_tilt(near))*.95  # only says where the line crosses the axis
-    far = pld.ComposedLoss([(q, sigma, steps)], 1, 1e-300)
+    far = pld.ComposedLoss([(q, sigma, steps)], 1, 1e-280)
     while far.log_moment(tilt) > total.log_moment(tilt) + .01:  # an output that nobody sees
         tilt *= .8  # would dominate the line there, and take its digits
     k = total.log_moment(np.array([.98, 1, 1.02])*tilt)
