@@ -1,6 +1,8 @@
 "Leaks that were accepted once: each moves one example's neighbours, and is refused by now."
+import copy
 import math
 import os
+import pickle
 import shutil
 from collections import deque
 from functools import partial
@@ -17,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from dp_course.data import Examples
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum, vmap_grad_sum
 from dp_course.privacy import PrivacyPlan, RDPAccountant
-from dp_course.training import Trainer, fix, load_release, prove_again
+from dp_course.training import Trainer, fix, load_release, prove_again, squared_error
 from dp_course.training.checkpoints import _sealed
 
 loss = partial(F.cross_entropy, reduction="none")
@@ -574,6 +576,36 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path):
 def test_options_that_are_none_are_answered(options, words):
     with pytest.raises(ValueError, match=words):
         a_trainer(**options)
+
+
+def test_calls_that_make_no_sense_are_answered_and_cost_nothing(monkeypatch):
+    run = a_trainer(seed=1)
+    looks = dict(sensitivity=1., sigma=10.)
+    for words, call in {
+            "2.5.*integer": lambda: run.fit(2.5), "-1.*integer": lambda: run.fit(-1),
+            "chunk=0": lambda: run.evaluate(chunk=0), "chunk='a'": lambda: run.evaluate(chunk="a"),
+            "no name of its own": lambda: run.noisy("", 1., **looks),
+            "no number and no tensor": lambda: run.noisy("mean", "x", **looks),
+            "not finite": lambda: run.noisy("mean", math.nan, **looks),
+            "sigma=0": lambda: run.noisy("mean", 1., sensitivity=1., sigma=0),
+            "sensitivity=-1": lambda: run.noisy("mean", 1., sensitivity=-1, sigma=1.),
+            "no number of looks": lambda: run.noisy("mean", 1., most=0, **looks),
+            "cannot be copied": lambda: copy.deepcopy(run),
+            "copied or pickled": lambda: pickle.dumps(run)}.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert run.computed == 0 and run.epsilon() == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"ProcessTrainer.*peers=join\(\)"):
+        a_trainer()
+
+
+def test_a_metric_that_does_not_fit_is_refused_at_construction():
+    data = floats()
+    for y, metric in ((data.train_y[:9], squared_error), (data.train_y[:9], lambda *_: 1.)):
+        tested = data.replace(test_x=data.train_x[:9], test_y=y)
+        with pytest.raises(ValueError, match="metric|one output per label"):
+            attacked(data=tested, metric=metric)
 
 
 @pytest.mark.parametrize("make", [torch.jit.script,
