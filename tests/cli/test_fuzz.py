@@ -210,7 +210,8 @@ def test_what_is_right_is_taken():
 QUICK = sorted(set(CALLS) - {"resnet20", "wide_resnet", "trainer"})
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow]*(name == "trainer")) for name in CALLS])
 def test_one_odd_argument(name):
     "Every odd value at every place."
     found = {}

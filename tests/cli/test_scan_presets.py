@@ -234,7 +234,8 @@ def test_the_command_ends_with_dice(capsys, tmp_path):
     assert "a layer for every pixel of a scan" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow]*(name != FULL[0])) for name in FULL])
 def test_a_rehearsal_needs_no_scan(name, scans, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(IMAGES, "oct", (70, (1, 32, 16)))  # as many, but small ones

@@ -738,7 +738,9 @@ def test_a_slow_run_says_how_long_it_will_take(took, steps, words):
 # --- checkpoints
 
 
-@pytest.mark.parametrize("name, most", [("resnet20-eps3-fast", 8e6), ("wrn16-4-eps3-fast", 40e6)])
+@pytest.mark.parametrize("name, most", [
+    ("resnet20-eps3-fast", 8e6),
+    pytest.param("wrn16-4-eps3-fast", 40e6, marks=pytest.mark.slow)])
 def test_checkpoints_are_as_small_as_promised(name, most, tmp_path):
     c = replace(make_config(name), batch_size=2, views=1, momentum=.9)
     trainer = make_trainer(c, load_data(c), seed=0)

@@ -61,7 +61,10 @@ def imports(stem):
 
 EXERCISES = [(stem, *asked(cell.source)) for stem in CONVERTED for cell in tagged(stem, "exercise")]
 NAMES = {check: (stem, name) for stem, check, name in EXERCISES}
-by_check = {"argvalues": sorted(NAMES), "ids": str}
+
+# Thousands of calls each, or an accountant's search for every answer: in `make test-slow`.
+LONG = {"check_guilty", "check_second_sigma", "check_affordable", "check_advise", "check_compare",
+        "check_judge", "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +122,8 @@ def test_the_minutes_add_up(stem):
     assert exercises_ == sum(map(int, asked_for))
 
 
-@pytest.mark.parametrize("check", **by_check)
+@pytest.mark.parametrize("check", [
+    pytest.param(check, marks=[pytest.mark.slow]*(check in LONG)) for check in sorted(NAMES)])
 def test_the_solution_passes_and_the_blank_gets_nothing(check, spaces):
     stem, name = NAMES[check]
     code = next(c.source for c in tagged(stem, "solution") if asked(c.source)[0] == check)
@@ -147,9 +151,6 @@ def wrong_answer(check, words):
     return code if code.startswith("def") else f"{NAMES[check][1]} = {code}"
 
 
-# Thousands of calls each, or an accountant's search for every answer: in `make test-slow`.
-LONG = {"check_guilty", "check_second_sigma", "check_affordable", "check_advise", "check_compare",
-        "check_judge", "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
 ROWS = [pytest.param(check, words, marks=[pytest.mark.slow]*(check in LONG and words != first))
         for check, first in ((check, next(iter(WRONG[check]))) for check in sorted(WRONG))
         for words in WRONG[check]]
@@ -328,13 +329,14 @@ def test_a_guess_is_a_guess_in_the_copy(copy):
 
 
 def test_a_lesson_of_the_copy_imports_every_name_that_it_uses(copy, tmp_path):
-    "Private names only where a cell needs them: `_check_eps` in the lesson that exports its user."
+    "A lesson imports no private name; a room of the workshop only one that a cell needs."
     for path in [*copy.glob("*.ipynb"), *copy.glob("workshop/**/*.ipynb")]:
         cells = [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
         code = "\n\n".join(re.sub(r"(?m)^\s*[%!].*$", "pass", c.source) for c in cells)
         (tmp_path/f"{path.parent.name}_{path.stem}.py").write_text(code + "\n")
         for names in re.findall(r"(?m)^from dp_course\S* import (\([^)]*\)|.*)", code):
             for name in re.findall(r"\b_\w+", names):
+                assert path.parent != copy, (path, name)
                 assert len(re.findall(rf"\b{name}\b", code)) > 1, (path, name)
     found = subprocess.run([Path(sys.executable).parent/"ruff", "check", "--isolated", "--select",
                             "F821", "--output-format", "concise", tmp_path],

@@ -512,8 +512,9 @@ def test_a_release_is_not_tested_on_features_of_another_encoder(tmp_path, monkey
     assert len(released.prepared(given.test_x).test_x["encoder3"]) == 4
 
 
-@by("preset, least", [("leaves-linear-eps3-fast", .7), ("leaves-encoder-eps3-fast", .6),
-                      pytest.param("leaves-cnn-eps3-fast", .6, marks=pytest.mark.slow)])
+@by("preset, least", [("leaves-linear-eps3-fast", .7),
+                      *(pytest.param(f"leaves-{kind}-eps3-fast", .6, marks=pytest.mark.slow)
+                        for kind in ("encoder", "cnn"))])
 def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, preset, least):
     small = partial(L.leafed, recipe=FEW, cache=tmp_path)
     monkeypatch.setitem(FEATURES, "leaves", small)

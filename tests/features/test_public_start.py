@@ -281,7 +281,7 @@ LEARNS = {"all": "", "head": "head", "norms": "head+norms", "adapters": "head+ad
 @pytest.mark.parametrize("preset, given, least", [
     ("public-linear-eps3-fast", {}, .7), ("public-max100-eps2.12-fast", {}, .7),
     *(pytest.param("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0,
-                   marks=[pytest.mark.slow]*(learns in ("head", "head+norms")))
+                   marks=pytest.mark.slow)
       for learns in LEARNS.values())])
 def test_a_miniature_runs_and_resumes_offline(tmp_path, monkeypatch, preset, given, least):
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path/"nowhere"))
@@ -333,7 +333,8 @@ def trainer_of(cell, monkeypatch, **given):
     return kept[-1], end
 
 
-@pytest.mark.parametrize("what", features.MOVING)
+@pytest.mark.parametrize("what", [
+    pytest.param(what, marks=[pytest.mark.slow]*(what != "head")) for what in features.MOVING])
 def test_a_preset_is_a_row_of_the_sweep(what, as_if_there, monkeypatch):
     cell = recipe_layers() | dict(stage="final", what=what, steps=4, head_steps=2, lr=8., seed=7)
     theirs, row = trainer_of(cell, monkeypatch)
@@ -350,6 +351,7 @@ def test_a_preset_is_a_row_of_the_sweep(what, as_if_there, monkeypatch):
     assert end["eps_pld"] == row["eps_pld"] and released.model[-1].weight.any()
 
 
+@pytest.mark.slow
 def test_what_does_not_learn_stays_as_it_was(as_if_there):
     body = encoder_of_public_net(as_if_there/"again.pt")
     for learns, moved in (("head", 0), ("head+norms", 16), ("head+adapters", 0)):
@@ -375,6 +377,7 @@ def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
     assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
 
 
+@pytest.mark.slow
 def test_each_network_and_each_reading_has_a_file(as_if_there):
     found = [FEATURES[name](photographs()).train_x for name in ("public-net", "max-100")]
     found += [FEATURES["max-100"](photographs(), **other).train_x

@@ -412,7 +412,8 @@ def test_features_are_examples_like_any_other(digits):
 # -- runs ------------------------------------------------------------------------------------------
 
 @by("preset, least, parameters", [("scatter-linear-eps3-fast", .6, 3_250),
-                                  ("scatter-cnn-eps3-fast", .3, 61_884)])
+                                  pytest.param("scatter-cnn-eps3-fast", .3, 61_884,
+                                               marks=pytest.mark.slow)])
 def test_run_leaves_a_record(tmp_path, preset, least, parameters):
     job = Job(make_config(preset), out=tmp_path, device="cpu", seed=3)
 

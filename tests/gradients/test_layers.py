@@ -46,6 +46,37 @@ def squares(gradients):
     return gradients.flatten(1).square().sum(1)
 
 
+LAYERS = {  # one of every kind that has a rule, and the shape of what one example gives it
+    nn.Linear: (nn.Linear(5, 4), (5,)),
+    nn.Conv1d: (nn.Conv1d(2, 3, 2), (2, 6)),
+    nn.Conv2d: (nn.Conv2d(2, 4, 3, padding=1, groups=2), (2, 5, 4)),
+    nn.Conv3d: (nn.Conv3d(2, 3, 2), (2, 3, 4, 3)),
+    nn.ConvTranspose2d: (nn.ConvTranspose2d(3, 2, 2, 2), (3, 3, 4)),
+    WSConv2d: (WSConv2d(3, 4, 3, padding=1), (3, 4, 4)),
+    nn.GroupNorm: (nn.GroupNorm(2, 4), (4, 3, 3)),
+    nn.LayerNorm: (nn.LayerNorm(4), (3, 4)),
+    nn.Embedding: (nn.Embedding(7, 3), (4,)),
+}
+
+
+def test_every_rule_is_in_the_list():
+    ours = {kind for kind in RULES if kind.__module__.startswith(("torch.", "dp_course."))}
+    assert ours == LAYERS.keys()
+
+
+@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.__name__)
+def test_every_rule_gives_the_norms_and_the_sum_of_a_loop(kind):
+    layer, shape = LAYERS[kind]
+    layer = layer.double()
+    x = torch.randint(7, (6, *shape)) if kind is nn.Embedding else doubles(6, *shape)
+    width = layer(x).flatten(1).shape[1]
+    model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3).double())
+    given = model, partial(nn.functional.cross_entropy, reduction="none"), x, torch.arange(6) % 3
+    found, expected = (engine(*given, FlatClip(.5)) for engine in (fast_grad_sum, loop_grad_sum))
+    assert (expected[1].norm(dim=0) > .5).any(), "some of them are clipped"
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
 def random_convolution(pick, pointwise):
     "Odd kernels, strides, dilations, paddings and groups; None if the map is too small for it."
     ranges = {"kernel": (1, 4), "dilation": (1, 3), "stride": (1, 2), "padding": (0, 5),

@@ -157,6 +157,7 @@ def test_wrong_bits_of_a_record_are_refused(cut_short):
         Record(cut_short, resume=True)
 
 
+@pytest.mark.slow
 def test_wrong_bits_of_an_older_record_are_refused_or_read_but_never_another_error(cut_short):
     rewrite(cut_short, *read_record(cut_short))
     raw = cut_short.read_bytes()
