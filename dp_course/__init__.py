@@ -75,7 +75,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "gradients": """FlatClip AdaptiveClip LayerClip fast_grad_sum loop_grad_sum vmap_grad_sum
         hook_grad_sum ghost_grad_sum bookkeeping_grad_sum""",
     "training": """Trainer EMA Schedule Plateau DPAdam accuracy binary_accuracy squared_error
-        load_release""",
+        load_release fix""",
     "audit": """replay_sensitivity noise_audit one_run_audit sampler_audit replay_release
         MUTANTS""",
 })

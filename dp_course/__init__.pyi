@@ -24,6 +24,7 @@ from .training import accuracy as accuracy
 from .training import binary_accuracy as binary_accuracy
 from .training import squared_error as squared_error
 from .training import load_release as load_release
+from .training import fix as fix
 from .audit import replay_sensitivity as replay_sensitivity
 from .audit import noise_audit as noise_audit
 from .audit import one_run_audit as one_run_audit

@@ -51,3 +51,9 @@ def real():
             pytest.skip(f"{name}: no local copy (set DP_COURSE_DATA); the other tests need none")
 
     return get
+
+
+@pytest.fixture(autouse=True, scope="session")
+def a_shelf_of_its_own(tmp_path_factory):
+    "Ledgers of the tests' runs lie in no home; processes that tests start inherit the place."
+    os.environ["DP_COURSE_LEDGERS"] = str(tmp_path_factory.mktemp("ledgers"))

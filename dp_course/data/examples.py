@@ -6,13 +6,15 @@
 __all__ = ['Examples', 'as_examples']
 
 # %% ../../nbs/workshop/data/examples.ipynb #cd216a53
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Iterable
 from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
+from ..basics import check_kind
 from .batches import count, leaves, tree_map
 
 # %% ../../nbs/workshop/data/examples.ipynb #5a173e8b
@@ -214,7 +216,10 @@ def _check_ids(ids, n):
 
 def _numbered(groups, n):
     "Number the owners from 0 on, in the order in which they appear: (n,) int64."
-    ids = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    ids = groups.tolist() if hasattr(groups, "tolist") else groups
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise ValueError(f"groups={groups!r:.80} are no ids: pass one id per row, {n} of them")
+    ids = list(ids)
     _check_ids(ids, n)
     numbers = {}
     for one in ids:
@@ -299,6 +304,32 @@ def _noise(bounds, b, generator, scale):
         return (scale*pixels).clamp(0, 255).to(torch.uint8)
     return _within(bounds, b, generator)
 
+# %% ../../nbs/workshop/data/examples.ipynb #81cf410f
+def _constants(name, value, positive=False):
+    "One public number, or one per channel, as a tuple."
+    values = tuple(value) if isinstance(value, (tuple, list, torch.Tensor, np.ndarray)) else (value,)
+    try:
+        numbers = tuple(map(float, values))
+    except (TypeError, ValueError):
+        numbers = ()
+    if not numbers or not all(v > 0 or not positive for v in numbers) or not all(
+            map(math.isfinite, numbers)):
+        rule = "a positive number" if positive else "a number"
+        raise ValueError(f"{name}={value!r:.80}: pass {rule}, or a tuple with one per channel")
+    return numbers
+
+
+def _names(classes):
+    if not isinstance(classes, Iterable):  # '0123456789' is ten names
+        raise ValueError(f"classes={classes!r:.80}: pass the names, in the order of the labels")
+    return tuple(classes)
+
+
+def _check_options(**functions):
+    for name, f in functions.items():
+        if f is not None and not callable(f):
+            raise ValueError(f"{name}={f!r:.80} is no function: help(Examples) says what it gets")
+
 # %% ../../nbs/workshop/data/examples.ipynb #9bbf8010
 class Examples:
     "A data set that is read by rows, and what turns raw rows into the input of a network."
@@ -322,8 +353,10 @@ class Examples:
         if test_x is not None or test_y is not None:
             _check_part(test_x, test_y, ("test_x", "test_y"))
             _check_pair(x, test_x)
+        _check_options(normalize=normalize, probe=probe)
         vars(self).update(train_x=x, train_y=y, test_x=test_x, test_y=test_y, name=name,
-                          classes=tuple(classes), mean=tuple(mean), std=tuple(std),
+                          classes=_names(classes), mean=_constants("mean", mean),
+                          std=_constants("std", std, positive=True),
                           _normalize=normalize, probe=probe,
                           groups=None if groups is None else _numbered(groups, _length(x)))
 
@@ -440,6 +473,7 @@ class Examples:
         "Hold out a part of the training set, to tune on."
         # ValueError: nothing would be left on one side
         n = self.units
+        check_kind("is no whole number: pass an int", int, n_val=n_val, seed=seed)
         if not 0 < n_val < n:
             raise ValueError(f"{n_val=} leaves nothing on one side: pass 1 to {n-1}")
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))

@@ -13,11 +13,12 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "guard_labels": """
         check_label_kind check_labels refuse_parameters_in_loss""",
     "guard_model": """
-        Seal check_model check_optimizer refuse_known refuse_mixing shaken""",
+        FrozenNorm Seal check_model check_optimizer dropouts fix refuse_known refuse_mixing
+        shaken""",
     "guard_plan": """
         check_plan in_units most_rows refuse_units""",
     "guard_rows": """
-        model_input refuse_mixed_items""",
+        model_input refuse_mixed_items same_draws""",
     "ledger": """
         Book Entry Ledger STEPS""",
     "measuring": """
@@ -29,9 +30,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "processes": """
         Peers ProcessTrainer join shard""",
     "proof": """
-        PROOFS prove_separate prove_units""",
+        PROOFS prove_again prove_separate prove_units""",
     "reading": """
-        BatchReader""",
+        BatchReader digest_of fingerprint""",
     "records": """
         KINDS LABELS Record code_version composed_epsilon distinct end_line epoch_line flat_row
         latest_checkpoint leading load_runs mean_std new_record read_record read_runs recorded

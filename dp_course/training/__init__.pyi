@@ -20,9 +20,12 @@ from .guard_clip import refuse_unbounded as refuse_unbounded
 from .guard_labels import check_label_kind as check_label_kind
 from .guard_labels import check_labels as check_labels
 from .guard_labels import refuse_parameters_in_loss as refuse_parameters_in_loss
+from .guard_model import FrozenNorm as FrozenNorm
 from .guard_model import Seal as Seal
 from .guard_model import check_model as check_model
 from .guard_model import check_optimizer as check_optimizer
+from .guard_model import dropouts as dropouts
+from .guard_model import fix as fix
 from .guard_model import refuse_known as refuse_known
 from .guard_model import refuse_mixing as refuse_mixing
 from .guard_model import shaken as shaken
@@ -32,6 +35,7 @@ from .guard_plan import most_rows as most_rows
 from .guard_plan import refuse_units as refuse_units
 from .guard_rows import model_input as model_input
 from .guard_rows import refuse_mixed_items as refuse_mixed_items
+from .guard_rows import same_draws as same_draws
 from .ledger import Book as Book
 from .ledger import Entry as Entry
 from .ledger import Ledger as Ledger
@@ -51,9 +55,12 @@ from .processes import ProcessTrainer as ProcessTrainer
 from .processes import join as join
 from .processes import shard as shard
 from .proof import PROOFS as PROOFS
+from .proof import prove_again as prove_again
 from .proof import prove_separate as prove_separate
 from .proof import prove_units as prove_units
 from .reading import BatchReader as BatchReader
+from .reading import digest_of as digest_of
+from .reading import fingerprint as fingerprint
 from .records import KINDS as KINDS
 from .records import LABELS as LABELS
 from .records import Record as Record

@@ -79,6 +79,8 @@ def _put(
     prev,  # where to keep the old one; None: nowhere
 ):
     "Write a file whole and read it back, or leave everything as it was."
+    if Path(path).exists() and not Path(path).is_file():  # a device would be gone
+        raise ValueError(f"{path} is a device or a folder: pass the name of a file")
     temp = Path(f"{path}.tmp")
     try:
         with _named(path):
@@ -147,6 +149,8 @@ def load_checked(
 ):         # dict
     "Read what `save_atomic` wrote, without running any code that may be in it."
     # FileNotFoundError; ValueError: damaged, truncated, foreign, of another kind; all name the file
+    if not isinstance(path, (str, os.PathLike)) or Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is no file to be read: pass the name of one")
     prev = Path(f"{path}.prev")
     hint = f"; the one before it is {prev}" if prev.exists() else ""
     try:
@@ -263,6 +267,16 @@ class Journal:
             _put(raw, journal.path, None)
         journal.entries()
         return journal
+
+    def restore(
+        self,
+        raw,  # bytes that the file held; None: there was no file
+    ):
+        "Put back what was there before."
+        if raw is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            _put(raw, self.path, None)
 
     def entries(self):  # list of str, from the first on
         "Read the whole ledger."

@@ -181,6 +181,7 @@ def refuse_unbounded(
     g = torch.Generator().manual_seed(0)
     norms = 10**(12*torch.rand(l, 600, generator=g, dtype=torch.float64) - 6)
     norms[:, :200] *= torch.rand(l, 200, generator=g) < .3  # in some, many tensors have no gradient
+    norms[:, 400:500] = norms[:, 400:500]**5  # 1e-30 to 1e30
     passed = clip(norms)*norms
     worst = torch.linalg.vector_norm(passed, dim=0).max().item()
 
@@ -195,6 +196,11 @@ def refuse_unbounded(
         raise ValueError(f"{clip} promises sensitivity {clip.sensitivity:.6g}, "
                          f"std {clip.std(sigma)} for {sigma=}, but lets {worst:.6g} through, "
                          f"{shown:.4g} times too much: repair it")
+    endless = norms[:, :4].clone()
+    endless[0] = torch.tensor([math.nan, math.inf, math.nan, math.inf])
+    if clip(endless).any():
+        raise ValueError(f"{clip} lets an example with a NaN or infinite norm through: its factor "
+                         "must be 0 for every tensor, as FlatClip's is")
     if sigma:
         with _one_thread():
             _refuse_unpaid(clip, l, room=(1 - min(1., shown)**2)**.5/sigma)
@@ -205,9 +211,13 @@ def _odd_norms(l, b, column, generator):
     norms, other = 10**(4*torch.rand(2, l, b, generator=generator) - 2)
     endless = other.clone()
     endless[:, ::2] = torch.inf
+    none = other.clone()
+    none[:, ::2] = torch.nan
+    nothing = torch.zeros_like(other)
+    same = norms[:, column:column + 1].expand_as(norms).clone()
     shorter = 1e-4*other
     longer = 1e5*other
-    for others in (other, shorter, longer, endless):
+    for others in (other, shorter, longer, endless, none, nothing, same):
         others[:, column] = norms[:, column]
         yield norms, others
 

@@ -7,10 +7,12 @@ __all__ = ['STEPS', 'Entry', 'Ledger', 'Book']
 
 # %% ../../nbs/workshop/training/ledger.ipynb #92e1c55a
 import json
+import os
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
+from ..basics import data_root
 from ..privacy import Budget
 from .checkpoints import Journal
 
@@ -123,6 +125,11 @@ class _File:
         return found
 
 
+def _shelf():
+    "Where the ledgers lie that all copies of a checkpoint on this machine share."
+    return Path(os.environ.get("DP_COURSE_LEDGERS") or data_root()/"ledgers")
+
+
 def _place(path):
     "A checkpoint and the one before it share a ledger."
     return Path(str(path).removesuffix(".prev")).absolute()
@@ -156,6 +163,11 @@ class Book:
         return self.ledger.left(t, self.room, self.plan.steps)
 
     @property
+    def saved(self):
+        "Are there files of this run?"
+        return bool(self._files)
+
+    @property
     def room(self):
         "How many steps with new noise are paid for."
         plan, computed = self.plan, self.ledger.computed
@@ -185,7 +197,7 @@ class Book:
             return
         if not self.pays(entry):
             self._refuse(entry)
-        news = self._write([entry])
+        news = self._ask(self._write, [entry])
         self._take_in([*news, entry])
         if news and self._overspent():
             raise ValueError("another trainer on this checkpoint was faster: with its entries eps "
@@ -232,14 +244,15 @@ class Book:
     def follow(
         self,
         path,  # of a checkpoint that is about to be written
-    ):
+    ):         # function: call it if the checkpoint could not be written
         "Write into the ledger beside a checkpoint from now on; start it, unless it is this run's."
         # ValueError: a damaged ledger lies there
         path = _place(path)
         if path in self._files and self._files[path].journal.path.exists():
-            return
+            return lambda: None
         journal = Journal(path)
-        lines = journal.entries() if journal.path.exists() else []
+        before = journal.path.read_bytes() if journal.path.exists() else None
+        lines = journal.entries() if before is not None else []
         mine = self.ledger.entries()
         if lines[:1] == [_head(self.run)]:
             there = _read(lines, journal, self.run)
@@ -248,6 +261,12 @@ class Book:
         else:
             journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
             self._files[path] = _File(path, journal, self.run, mine)
+        self._take_in(self._from_shelf())
+
+        def undo():
+            self._files.pop(path, None)
+            journal.restore(before)
+        return undo
 
     def join(
         self,
@@ -255,22 +274,43 @@ class Book:
         state,  # its `state_dict`
     ):
         "Go on where a checkpoint stopped; what was spent since then stands in the file beside it."
-        # FileNotFoundError, ValueError: that file is missing, damaged, or another run's
+        # FileNotFoundError, ValueError: that file is missing, damaged, cut, or another run's
         path = _place(path)
         journal = Journal(path)
-        there = _read(self._lines(journal), journal, state["run"])
+        there = _read(self._ask(journal.entries), journal, state["run"])
+        known = [Entry(*entry) for entry in state["entries"]]
+        if not set(known) <= set(there):
+            raise ValueError(f"{journal.path} has {len(there)} entries and lacks some of the "
+                             f"{len(known)} that the checkpoint was written with: it was cut; put "
+                             "back a copy of the whole file")
         self.run = state["run"]
         self._files = {p: file for p, file in self._files.items() if file.run == self.run}
         self._files[path] = _File(path, journal, self.run, there)
-        self._take_in([*there, *(Entry(*entry) for entry in state["entries"])])
+        self._take_in([*there, *known, *self._ask(self._from_shelf)])
         self.budget.load_state_dict(state["budget"])
-        self._write(self.ledger.entries())
+        self._ask(self._write, self.ledger.entries())
         return self
 
-    def _lines(self, journal):  # list of str
-        "All lines of a file."
-        return journal.entries()
+    def _ask(self, work, *args):
+        "Ask the files; of several processes, the first one does, and tells the others."
+        return work(*args)
 
+    def _from_shelf(self):  # list of entries
+        "Follow the ledger of this run that all its copies on this machine share."
+        place = _shelf()/self.run.partition(",")[0]
+        if place in self._files:
+            return []
+        journal = Journal(place)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not journal.path.exists():
+                journal = Journal.start(place, [_head(self.run)])
+            there = _read(journal.entries(), journal, self.run)
+        except OSError:  # a home that cannot be written: then copies are not seen
+            return []
+        self._files[place] = _File(place, journal, self.run, there)
+        self._files[place].add(self.ledger.entries())
+        return there
     def state_dict(self):
         "What a checkpoint keeps."
         entries = list(map(list, self.ledger.entries()))

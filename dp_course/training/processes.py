@@ -9,12 +9,13 @@ __all__ = ['shard', 'Peers', 'join', 'ProcessTrainer']
 import hashlib
 import os
 from datetime import timedelta
+from functools import partial
 
 import torch
 
 from ..basics import pick_device
-from ..data import leaves
 from .ledger import Book
+from .reading import digest_of, fingerprint
 from .trainer import Trainer
 
 # %% ../../nbs/workshop/training/processes.ipynb #71d59e78
@@ -143,21 +144,40 @@ def join(
     return peers
 
 # %% ../../nbs/workshop/training/processes.ipynb #b0444ebc
-def _digest(tensors):
-    "A fingerprint of tensors: equal for equal bits."
-    h = hashlib.sha256()
-    for v in tensors:
-        h.update(v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return h.hexdigest()[:12]
+def _told(thing):
+    "What a function or an object is, in words and numbers that other processes can compare."
+    if isinstance(thing, partial):
+        return "partial", _told(thing.func), list(map(_told, thing.args)), _told(thing.keywords)
+    if isinstance(thing, torch.Tensor):
+        return digest_of([thing])
+    if isinstance(thing, (str, int, float, bool, type(None))):
+        return thing
+    if isinstance(thing, (list, tuple)):
+        return list(map(_told, thing))
+    if isinstance(thing, dict):
+        return {str(name): _told(v) for name, v in thing.items()}
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    code = getattr(thing, "__code__", None)
+    if code is not None:
+        body = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:8]
+        return name, body, _told([v for v in code.co_consts if isinstance(v, (str, int, float))])
+    plain = (str, int, float, bool, torch.Tensor, list, tuple, dict)
+    state = {k: v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, plain)}
+    return name, _told(state) if kind is not thing else {}
 
 
-def _fingerprint(data, most=1024):
-    "Of all labels if they lie in memory, else of rows spread over the training set."
-    labels = [] if data.train_y is None else leaves(data.train_y)
-    if labels and all(isinstance(v, torch.Tensor) for v in labels):
-        return _digest(labels)
-    step = -(-len(data)//most)
-    return _digest(leaves(data.rows(torch.arange(0, len(data), step))))
+def _parts_of(trainer):  # yields name, what all processes must have in common
+    "What would make one process clip, compute or step otherwise than the rest."
+    yield "clip", _told(trainer.clip)
+    yield "loss_fn", _told(trainer.loss_fn)
+    yield "engine", _told(trainer.engine)
+    yield "augment", _told(trainer.augment)
+    groups = [{k: v for k, v in group.items() if k != "params"}
+              for group in trainer.optimizer.param_groups]
+    yield "optimizer", (type(trainer.optimizer).__name__, _told(groups))
+    kinds = sorted({str(p.dtype) for p in trainer.model.parameters()})
+    yield "precision", (kinds, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))
 
 # %% ../../nbs/workshop/training/processes.ipynb #0cabb375
 class _SharedBook(Book):
@@ -167,8 +187,8 @@ class _SharedBook(Book):
         self.peers = peers
         self.run = peers.broadcast(self.run)
 
-    def _at_the_first(self, work, *args):
-        "What process 0 got, or its error, everywhere."
+    def _ask(self, work, *args):
+        "What process 0 was told, or its error, everywhere."
         try:
             answer = None if self.peers.rank else work(*args)
         except (OSError, ValueError) as error:
@@ -177,12 +197,6 @@ class _SharedBook(Book):
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _write(self, entries):
-        return self._at_the_first(super()._write, entries)
-
-    def _lines(self, journal):
-        return self._at_the_first(super()._lines, journal)
 
 # %% ../../nbs/workshop/training/processes.ipynb #64b5b78a
 class ProcessTrainer(Trainer):
@@ -202,7 +216,9 @@ class ProcessTrainer(Trainer):
         self._secret = peers.broadcast(self._secret)
         self._book = _SharedBook(plan, peers)
         peers.agree("plan or network", self._config())
-        peers.agree("training data", _fingerprint(self.data))
+        for part, told in _parts_of(self):
+            peers.agree(part, told)
+        peers.agree("training data", fingerprint(self.data))
         self.agree()
 
     def _refuse_to_be_alone(self):
@@ -218,7 +234,7 @@ class ProcessTrainer(Trainer):
 
     def agree(self):
         "Refuse to go on if one process has other weights, or is at another step, than the rest."
-        weights = _digest(self.model.state_dict().values())
+        weights = digest_of(self.model.state_dict().values())
         self.peers.agree("weights", f"{weights} after step {self.t}")
 
     def _clipped_sum(

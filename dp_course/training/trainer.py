@@ -24,16 +24,14 @@ from ..gradients import FlatClip, fast_grad_sum, noisy_mean, trainable, unit_eng
 from ..privacy import SecretSeed, keyed_digest, new_seed, normal, poisson_indices
 from .checkpoints import load_checked, save_atomic
 from .guard_clip import refuse_unbounded
+from .guard_model import Seal, check_optimizer, dropouts
 from .guard_plan import check_plan, in_units, most_rows
 from .ledger import STEPS, Book, Entry
 from .metrics import accuracy
-from .proof import prove_separate, prove_units
-from .reading import BatchReader
+from .proof import prove_again, prove_separate, prove_units
+from .reading import BatchReader, fingerprint
 
 # %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
-_STRANGE = torch.optim.LBFGS, torch.optim.SparseAdam
-
-
 def _made_optimizer(optimizer, model):
     "An optimizer of exactly this model's parameters."
     params = trainable(model)
@@ -43,9 +41,6 @@ def _made_optimizer(optimizer, model):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none: pass "
                              "partial(torch.optim.SGD, lr=.1), or one of model.parameters()")
-    if isinstance(optimizer, _STRANGE):
-        raise ValueError(f"{type(optimizer).__name__} takes no single dense gradient: a private "
-                         "step has one noised mean; pass SGD, Adam or DPAdam")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
     if lost:
@@ -54,11 +49,19 @@ def _made_optimizer(optimizer, model):
     if strange:
         raise ValueError(f"the optimizer holds {len(strange)} parameters that are not the model's: "
                          "no noise would hide their gradients; make it from model.parameters()")
+    check_optimizer(optimizer)
     return optimizer
 
 
-def _check_parts(model, callbacks, micro_batch):
-    "Refuse what is no network to be trained, no list of callbacks, no number of examples."
+def _check_parts(model, callbacks, micro_batch, **functions):
+    "Refuse what is no network to be trained, no list of callbacks, no number, no function."
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("a model of torch.jit keeps its layers to itself, and nobody can see "
+                         "whether they mix examples: pass the nn.Module that it was made from")
+    for name, f in functions.items():
+        if f is not None and not callable(f):
+            raise ValueError(f"{name}={f!r:.80} is no function: help(Trainer) says what it gets "
+                             "and returns")
     if not isinstance(model, nn.Module) or not trainable(model):
         raise ValueError(f"{type(model).__name__} has nothing to train: pass an nn.Module with "
                          "parameters that require a gradient")
@@ -67,24 +70,6 @@ def _check_parts(model, callbacks, micro_batch):
     if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
         raise ValueError(f"{micro_batch=} is no number of examples: pass a positive int, or "
                          "None for the whole batch at once")
-
-# %% ../../nbs/workshop/training/trainer.ipynb #035f1a8e
-_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
-
-
-def _wiring(
-    model,
-    free=(),  # names of parameters that a callback freezes and frees by itself
-):            # dict: name of a layer or parameter -> what the proof has seen of it
-    "Write down everything but numbers that makes a network what it is."
-    seen = {}
-    for name, layer in model.named_modules(remove_duplicate=False):
-        hooks = [tuple(getattr(layer, hook)) for hook in _HOOKS]
-        seen[f"layer {name or '(the whole)'}"] = type(layer), vars(layer).get("forward"), *hooks
-    for name, p in model.named_parameters(remove_duplicate=False):
-        frozen = name not in free and not p.requires_grad
-        seen[f"parameter {name}"] = id(p), frozen, tuple(p._backward_hooks or ())
-    return seen
 
 # %% ../../nbs/workshop/training/trainer.ipynb #700c1cb3
 def _check_release(what, value, sensitivity, sigma, asked, most):
@@ -106,12 +91,66 @@ def _check_release(what, value, sensitivity, sigma, asked, most):
     return value
 
 
+_IN_THE_PLAN = "n", "batch_size", "steps", "epochs", "eps", "epsilon", "delta", "sigma", "q"
+_OURS = {  # what others call it -> what to write
+    "max_grad_norm": "clip=FlatClip({})", "l2_norm_clip": "clip=FlatClip({})",
+    "max_norm": "clip=FlatClip({})", "lr": "optimizer=partial(torch.optim.SGD, lr={})",
+    "learning_rate": "optimizer=partial(torch.optim.SGD, lr={})", "criterion": "loss_fn={}",
+    "loss": "loss_fn={}", "noise_multiplier": "PrivacyPlan(..., eps=...), which finds the noise",
+    "target_epsilon": "PrivacyPlan(..., eps={})", "target_delta": "PrivacyPlan(..., delta={})",
+    "data_loader": "data=loader.dataset", "microbatches": "micro_batch={}",
+    "max_physical_batch_size": "micro_batch={}",
+    **{name: f"PrivacyPlan(..., {name}={{}})" for name in _IN_THE_PLAN},
+}
+
+
+def _refuse_unknown(options):
+    "Say how an option that is called otherwise here is called."
+    for name, value in options.items():
+        if name in _OURS:
+            ours = _OURS[name].format(f"{value!r:.40}")
+            raise ValueError(f"Trainer takes no {name}={value!r:.40}: write {ours}")
+        raise ValueError(f"Trainer takes no {name}={value!r:.40}: help(Trainer) lists what it takes")
+
+
+def _check_saved(
+    state,   # of a checkpoint
+    path,
+    clip,
+    sigma,   # of the plan
+    steps,
+    l,       # parameter tensors
+    parts,   # what the trainer has beside the model that has a state
+):           # the clip as it was saved
+    "Refuse a checkpoint whose parts are missing or do not make sense, before anything is loaded."
+    try:
+        t, nonfinite = state["counts"]
+        start, secret, turns = state["seed"]
+        good = type(t) is int and 0 <= t <= steps and type(nonfinite) is int
+        good = good and isinstance(start, str) and all(len(turn) == 2 for turn in turns)
+        good = good and len(state["parts"]) == len(parts) and len(state["model"]) > 0
+        saved = deepcopy(clip)
+        good = good and state["clip"].keys() <= vars(saved).keys()
+        vars(saved).update(state["clip"])
+        numbers = [torch.as_tensor(v, dtype=torch.float64) for v in state["clip"].values()]
+        good = good and all(v.isfinite().all() for v in numbers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is no whole checkpoint ({error!r:.80})") from error
+    if not good:
+        raise ValueError(f"{path} is no whole checkpoint: steps, seed, clip, or the states of "
+                         f"{', '.join(type(part).__name__ for part in parts)} are not what a run "
+                         "of this plan leaves")
+    refuse_unbounded(saved, sigma, l)
+
+
 def _file(path):
     "A file that can be written, or what is wrong with its name."
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         raise ValueError(f"{path=} is no file name: pass one, such as 'run.checkpoint'")
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder: pass the name of a file in it")
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is a device: pass the name of a file")
     if not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"there is no folder {Path(path).parent}: make it first")
     return path
@@ -119,6 +158,7 @@ def _file(path):
 # %% ../../nbs/workshop/training/trainer.ipynb #9af76bf8
 _per_row = partial(nn.functional.cross_entropy, reduction="none")
 _CHECKPOINT, _RELEASE = "dp_course checkpoint 3", "dp_course release 1"
+_AGAIN = 200  # steps after which it is proved once more
 _PROVED = "model", "params", "data", "plan", "loss_fn", "clip", "engine", "augment"
 
 
@@ -141,9 +181,14 @@ class Trainer:
         metric=accuracy,       # (output, y) -> (b,) score per row, for `evaluate`
         micro_batch=None,      # examples per call of the engine: changes memory, not the sum
         augment=None,          # (x, y, generator) -> (x, y), after normalization; may be `Views`
+        **others,              # refused, in words, if they come from elsewhere (max_grad_norm ...)
     ):
+        _refuse_unknown(others)
         self._refuse_to_be_alone()
-        _check_parts(model, callbacks, micro_batch)
+        _check_parts(model, callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
+                     augment=augment)
+        if not isinstance(seed, (int, str, type(None))):
+            raise ValueError(f"{seed=!r:.80} is no seed: pass an integer, text, or None: a secret one")
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
         self.engine, self.micro_batch = engine, micro_batch
@@ -159,7 +204,7 @@ class Trainer:
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
                        noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch))
         prove_units(engine, model, loss_fn, self.data, augment)
-        self._wiring = self._wired()
+        self._seal = Seal(model, clip=self.clip)
         if metric is not accuracy:  # the default is tried when it is used: not all evaluate
             self._try_metric()
 
@@ -188,21 +233,18 @@ class Trainer:
         "A copy with other rows, for audits: it knows the secret, so nothing of it may leave."
         twin = object.__new__(type(self))
         vars(twin).update(deepcopy(vars(self), {id(self): twin, id(self.data): data}))
-        twin._wiring = twin._wired()
+        twin._seal = Seal(twin.model, clip=twin.clip)
         return twin
 
-    def _wired(self):
-        free = {name for f in self.callbacks for name in getattr(f, "freezes", ())}
-        return _wiring(self.model, free)
-
-    def _check_wiring(self):
-        "Refuse a network that is not the one that was proved."
-        now = self._wired()
-        if now != self._wiring:
-            names = {**self._wiring, **now}
-            other = [name for name in names if self._wiring.get(name) != now.get(name)]
-            raise ValueError(f"{', '.join(other[:3])}: hooks, frozen flags or layers are not those "
-                             "that were proved; change a network before you make its Trainer")
+    def _check_proof(self):
+        "Refuse a network that is not the one that was proved; now and then prove it again."
+        self._seal.free = {name for f in self.callbacks for name in getattr(f, "freezes", ())}
+        self._seal.check()
+        if self.t and self.t % _AGAIN == 0:
+            seed = int(torch.randint(2**40, (), generator=self._secret.generator("proof", self.t)))
+            prove_again(self.engine, self.model, self.loss_fn, self.data, seed=seed,
+                        augment=self.augment)
+            refuse_unbounded(self.clip, self.plan.sigma, len(self.params))
 
     def _try_metric(self):
         "Refuse a metric that does not fit, on two rows of the test part, before anything is spent."
@@ -253,12 +295,13 @@ class Trainer:
 
     def _take_step(self):  # was it paid for?
         self.model.train()
-        self._check_wiring()
+        self._check_proof()
         torch.clear_autocast_cache()  # of what the weights were
         if not (self.left() and self._private_step()):
             return False
         for callback in self.callbacks:
             callback(self)
+        self._seal.note()
         return True
 
     def _private_step(self):  # was it paid for?
@@ -345,7 +388,19 @@ class Trainer:
         low:int=0,  # the first of it that is wanted
         high=None,  # the one after the last; default: all
     ):              # yields (x, y), on the device
-        return self._reader(t).micro_batches(idx, self.micro_batch, low, high)
+        pieces = self._reader(t).micro_batches(idx, self.micro_batch, low, high)
+        if not dropouts(self.model):
+            return pieces
+        return self._with_masks(pieces, t, low)
+
+    def _with_masks(self, pieces, t, low):
+        "Set torch's own generator before each micro-batch: its dropout masks are this run's."
+        devices = [self.device] if self.device.type == "cuda" else []
+        for number, piece in enumerate(pieces):
+            draw = self._secret.generator(f"dropout {low}", t, number)
+            with torch.random.fork_rng(devices):
+                torch.manual_seed(int(torch.randint(2**62, (), generator=draw)))
+                yield piece
 
     def _reader(self, t=0):
         like = next(iter(self.params.values()))
@@ -412,6 +467,10 @@ class Trainer:
         others = [f", {n} x {what} (multiplier {sigma:g})"
                   for what, posts in self.budget.posts.items()
                   if what != STEPS for _, sigma, n in posts]
+        copies = ""
+        if self.plan.sigma and self._book.saved:
+            copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
+                      "on elsewhere spends again, unseen.")
         held_out = " Exact accuracies on its validation split are nonprivate."
         if self.plan.sigma:
             spent = (f"Spent: eps = {self.epsilon():.4g} at delta = {self.plan.delta:g}, by "
@@ -420,8 +479,8 @@ class Trainer:
         else:
             spent = f"{self.computed} of {self.plan.steps} steps were taken."
             noise = "The"
-        return (f"{plan} {spent}{held_out*self._split} {noise} weights leave in {self._widths()}. "
-                f"Seed: {self.seed_policy}.")
+        return (f"{plan} {spent}{held_out*self._split}{copies} {noise} "
+                f"weights leave in {self._widths()}. Seed: {self.seed_policy}.")
 
     def _widths(self):
         "In what precision the weights leave."
@@ -441,6 +500,7 @@ class Trainer:
         reader = self._reader()
         for x, y in pieces:
             output = call_model(self.model, reader.input(x))
+            self._seal.note()
             yield output, tree_map(lambda v: v.to(self.device), y)
 
     def evaluate(
@@ -469,30 +529,40 @@ class Trainer:
     ):
         "Write a checkpoint. It holds the secret seed: keep it private."
         # ValueError, FileNotFoundError: it cannot be a file. OSError: a full or read-only disk
-        self._book.follow(_file(path))
-        save_atomic({
+        state = {
             "kind": _CHECKPOINT,
             "config": self._config(),
+            "data": self._fingerprint(),
             "model": self.model.state_dict(),
             "clip": self._clip_state(),
             "parts": [f.state_dict() for f in self._parts],
             "seed": [self._secret.start, self._secret.secret, list(self._secret.turns)],
             "counts": [self.t, self.nonprivate_nonfinite],
-            "book": self._book.state_dict(),
-        }, path)
+        }
+        undo = self._book.follow(_file(path))
+        try:
+            save_atomic({**state, "book": self._book.state_dict()}, path)
+        except BaseException:
+            undo()
+            raise
 
     def load(
         self,
         path,  # file that `save` wrote
     ):         # the trainer
         "Go on where a checkpoint of the same plan stopped, with its seed unless another was given."
-        # FileNotFoundError; ValueError: no checkpoint, or one of another plan, with what differs
+        # FileNotFoundError; ValueError: no checkpoint, or one of another plan or of other data
         state = load_checked(path, _CHECKPOINT)
         there, here = state["config"], self._config()
         differ = [f"{k}: {there.get(k)} there, {here.get(k)} here" for k in {**here, **there}
                   if there.get(k) != here.get(k)]
         if differ:
             raise ValueError(f"{path} is a checkpoint of another run ({'; '.join(differ)})")
+        if state.get("data", self._fingerprint()) != self._fingerprint():
+            raise ValueError(f"{path} is a checkpoint of a run on other data: rows or labels are "
+                             "not those that it began with; go on with them, or start a new run")
+        _check_saved(state, path, self.clip, self.plan.sigma, self.plan.steps, len(self.params),
+                     self._parts)
         self._book.join(path, state["book"])
         self.model.load_state_dict(state["model"])
         for part, saved in zip(self._parts, state["parts"]):
@@ -514,6 +584,11 @@ class Trainer:
                 "clip": type(self.clip).__name__,
                 "parts": [type(f).__name__ for f in self._parts],
                 "model": shapes}
+
+    def _fingerprint(self):
+        if "_data_digest" not in vars(self):
+            self._data_digest = fingerprint(self.data)
+        return self._data_digest
 
     def _owners(self):
         "What a checkpoint says about units: whose examples count as one, and which do."

@@ -577,6 +577,14 @@ def test_a_student_has_one_row_with_what_is_missing(tmp_path):
     assert (tmp_path/"students.csv").read_text().count("\n") == 3
 
 
+def test_a_sandbox_that_will_not_end_costs_nobody_a_grade(tmp_path):
+    sandbox = object.__new__(grade.Sandbox)
+    sandbox.folder, sandbox.log = tmp_path/"sandbox", open(tmp_path/"log", "w")
+    sandbox.process = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+    sandbox.close(patience=.1)
+    assert sandbox.process.returncode
+
+
 def test_an_unanswered_question_is_called_not_attempted():
     def cell(source, **told):
         return nbformat.v4.new_code_cell(source, metadata={"nbgrader": told})

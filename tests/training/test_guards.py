@@ -378,12 +378,19 @@ def instance_norm():
     return nn.Sequential(nn.Unflatten(1, (5, 1)), norm, nn.Flatten(), nn.Linear(5, 3))
 
 
+class ColumnDropout(nn.Dropout):
+    "One mask for all examples."
+    def forward(self, x):
+        return x*super().forward(torch.ones_like(x[:1]))
+
+
 MIXING = {
     "bn": (nest(nn.BatchNorm1d(5)), r"1\.1 \(BatchNorm1d\).*GroupNorm"),
     "bn_eval": (nest(nn.BatchNorm1d(5)).eval(), r"1\.1 \(BatchNorm1d\).*GroupNorm"),
     "syncbn": (nest(nn.SyncBatchNorm(5)), r"1\.1 \(SyncBatchNorm\).*GroupNorm"),
     "bn_batch": (nest(nn.BatchNorm1d(5, track_running_stats=False)), r"1\.1 \(BatchNorm1d\)"),
-    "dropout": (nest(nn.Dropout(.1)), r"1\.1 \(Dropout\).*p=0"),
+    "dropout": (nest(ColumnDropout()), r"1\.1 \(ColumnDropout\) draws random"),
+    "frozen": (nest(nn.BatchNorm1d(5).eval().requires_grad_(False)), "FrozenBatchNorm2d"),
     "mix": (nest(Mix()), r"1\.1 \(Mix\) mixes examples.*GroupNorm"),
     "hidden": (HiddenMix(), r"the model \(HiddenMix\) mixes examples"),
     "noise": (nest(Noisy()), r"1\.1 \(Noisy\) draws random"),
@@ -410,7 +417,7 @@ def test_models_that_mix_examples_are_refused_by_name(kind):
     assert torch.equal(rng, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("layer", [nn.LayerNorm(5), nn.GroupNorm(1, 5), nn.Dropout(0.), nn.PReLU()])
+@pytest.mark.parametrize("layer", [nn.LayerNorm(5), nn.GroupNorm(1, 5), nn.Dropout(.5), nn.PReLU()])
 def test_nothing_is_left_behind(layer):
     model = nest(layer).eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -1434,6 +1441,11 @@ def doubles_above_50(model, loss_fn, x, y, clip):
     return {name: g*(1 + (len(x) > 50)) for name, g in grads.items()}, norms
 
 
+def doubles_at_37(model, loss_fn, x, y, clip):
+    grads, norms = loop_grad_sum(model, loss_fn, x, y, clip)
+    return {name: g*(1 + (len(x) == 37)) for name, g in grads.items()}, norms
+
+
 @pytest.mark.parametrize("engine, words", [
     (by_another_norm, "not its own"), (for_some, "asked its clip about"),
     (trains, "changes parameters"), (doubles_above_50, "not its own: at a batch of (60|107)"),
@@ -1446,7 +1458,9 @@ def test_engines_that_only_look_right_are_refused(engine, words):
 def test_what_outwaits_the_proof_is_not_seen():
     "The stated limit, so that nobody believes in more."
     attacked(Counted(10**4))
-    attacked(Inside(lambda h: centre(h) if len(h) == 61 else h))
+    attacked(engine=doubles_at_37)
+    with pytest.raises(ValueError, match="moves with its place, or with the number"):
+        attacked(Inside(lambda h: centre(h) if len(h) == 61 else h))  # small: all sizes are tried
 
 
 # Normalizations, and weights that are computed
@@ -1475,7 +1489,8 @@ def test_statistics_pass_an_engine_only_where_they_are_fixed(layer, idle):
             refuse_statistics(layer, "layer")
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         model = nn.Sequential(nn.Linear(5, 5), layer, nn.Linear(5, 10))
-        with pytest.raises(ValueError, match="computes with the whole batch or keeps running"):
+        why = "training would wake it" if idle else "the whole batch or keeps running"
+        with pytest.raises(ValueError, match=why):
             attacked(model)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import warm
 from torch import nn
 
@@ -61,7 +62,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def together(world, work, tmp_path, *args, timeout=60., wait=60):
+def together(world, work, tmp_path, *args, timeout=180., wait=180):
     "What `work(peers, *args)` gave in each process: None if it died; [name, text] of an error."
     server = warm.server()
     out = tmp_path/f"results{time.monotonic_ns()}"
@@ -398,7 +399,26 @@ def other_weights(peers):
     return trainer.agree()
 
 
-DIFFERENT = {"plan or network": other_plan, "training data": other_data, "weights": other_weights}
+def other_part(peers, **parts):
+    return make(peers, pictures(), a_plan(), **{name: values[peers.rank]
+                                                for name, values in parts.items()})
+
+
+loss = partial(F.cross_entropy, reduction="none")
+
+
+def twice(output, y):
+    return 2*loss(output, y)
+
+
+PARTS = {
+    "clip": dict(clip=[FlatClip(1.), FlatClip(10.)]),
+    "loss_fn": dict(loss_fn=[loss, twice]),
+    "engine": dict(engine=[fast_grad_sum, loop_grad_sum]),
+    "optimizer": dict(optimizer=[partial(torch.optim.SGD, lr=lr) for lr in (.1, .2)]),
+}
+DIFFERENT = {**{name: partial(other_part, **parts) for name, parts in PARTS.items()},
+             "plan or network": other_plan, "training data": other_data, "weights": other_weights}
 
 
 @pytest.mark.parametrize("word", DIFFERENT)

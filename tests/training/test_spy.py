@@ -308,15 +308,26 @@ def other_loss(output, y):
 
 
 CHANGES = {
-    "one label": dict(data=people(lambda x, y: y[4:5].add_(1).remainder_(3))),
-    "all labels": dict(data=people(relabel)),
-    "one image": dict(data=people(repaint)),
     "loss": dict(loss_fn=other_loss),
     "augment": dict(augment=jitter),
     "normalize": dict(data=people().replace(mean=(.1,), std=(1.,))),
     "clip": dict(),
     "seed": dict(seed=8),
 }
+
+
+OTHER_DATA = {
+    "one label": people(lambda x, y: y[4:5].add_(1).remainder_(3)),
+    "all labels": people(relabel),
+    "one image": people(repaint),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_DATA)
+def test_a_step_on_other_data_is_refused(what, tmp_path):
+    paying().fit(1).save(tmp_path/"c")
+    with pytest.raises(ValueError, match="run on other data"):
+        paying(data=OTHER_DATA[what]).load(tmp_path/"c")
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -518,7 +529,7 @@ def idle_batch_norm():
 
 
 @pytest.mark.parametrize("options, words", [
-    (dict(model=idle_batch_norm()), "keeps running statistics.*GroupNorm"),
+    (dict(model=idle_batch_norm()), "would wake it: put torchvision.ops.FrozenBatchNorm2d"),
     (dict(model=None), "nothing to train"), (dict(model=frozen()), "nothing to train"),
     (dict(callbacks=print), "pass a list of functions"), (dict(callbacks=[3]), "pass a list"),
     (dict(model=nn.Linear(4, 3).double()), "the model fails"),
