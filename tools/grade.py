@@ -137,9 +137,14 @@ class Sandbox:
         shutil.rmtree(place, ignore_errors=True)
         return found
 
-    def close(self):
+    def close(self, patience=30):  # seconds
+        "End the process; on a busy machine by force, for the results are in."
         self.process.stdin.close()
-        self.process.wait(30)
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -6,9 +6,9 @@ Lessons ask for a guess before a cell is run, so the copy keeps no saved output 
 which is slow, or is not run, or only draws a diagram (its code is folded); and the lines that make
 a package of the notebooks stay out of it.
 """
+import argparse
 import ast
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -194,5 +194,7 @@ def make(folder=ROOT/"student", source=ROOT/"nbs"):
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT/"student"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT/"student")
+    where = parser.parse_args().folder
     print(f"{make(where)} notebooks added to {where.name}/; yours are as you left them.")

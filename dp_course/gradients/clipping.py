@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..basics import check_kind, check_number, patch_to
+from ..basics import check_kind, check_number
 from .dpsgd import FlatClip
 from .thresholds import check_groups, equal_split
 from ..privacy import normal
@@ -142,6 +142,21 @@ class AdaptiveClip:
         self.max_norm = _follow(now, fraction, self.quantile, self.lr).item()
 
 # %% ../../nbs/08_clipping.ipynb #3ad087c6
+def _by_group(clip, norms):  # (k,b) norms, (k,) thresholds, (l,) group of each tensor
+    "Put the norms of a group's tensors together."
+    thresholds, groups = clip.max_norms.to(norms.device), clip.groups
+    count, norms = len(norms), norms.double()
+    if groups is None:
+        return norms, equal_split(thresholds, count), torch.arange(count, device=norms.device)
+    if len(groups) != count:
+        raise ValueError(f"{len(groups)} tensors are in groups, the model has {count}: "
+                         "one group number each")
+    groups = groups.to(norms.device)
+    squares = norms.new_zeros(len(thresholds), norms.shape[1])
+    squares = squares.index_add(0, groups, norms.square())
+    return squares.sqrt(), thresholds, groups
+
+
 @dataclass(eq=False)
 class LayerClip:
     "Clip every group of parameter tensors to a threshold of its own, fixed or learnt privately."
@@ -177,41 +192,23 @@ class LayerClip:
 
     sensitivity = property(lambda self: self.max_norms.norm().item(), doc="sqrt(sum of C_k^2).")
 
-# %% ../../nbs/08_clipping.ipynb #60efb03c
-def _by_group(clip, norms):  # (k,b) norms, (k,) thresholds, (l,) group of each tensor
-    "Put the norms of a group's tensors together."
-    thresholds, groups = clip.max_norms.to(norms.device), clip.groups
-    count, norms = len(norms), norms.double()
-    if groups is None:
-        return norms, equal_split(thresholds, count), torch.arange(count, device=norms.device)
-    if len(groups) != count:
-        raise ValueError(f"{len(groups)} tensors are in groups, the model has {count}: "
-                         "one group number each")
-    groups = groups.to(norms.device)
-    squares = norms.new_zeros(len(thresholds), norms.shape[1]).index_add(0, groups, norms.square())
-    return squares.sqrt(), thresholds, groups
+    def std(
+        self,
+        sigma,  # noise multiplier that the plan pays for
+    ):          # of the noise on the *sum*: a number, or (l,) with `own_noise`
+        "Noise for the planned `sigma`, counts included."
+        sqrt_k = self.max_norms.numel()**.5
+        if self.batch_size is not None:
+            sigma = split_sigma(sigma, self.bit_sigma/sqrt_k)
+        if self.own_noise and self.groups is not None:  # one number C: thresholds are equal anyway
+            return (sigma*sqrt_k*self.max_norms)[self.groups]
+        return sigma*self.sensitivity
 
-
-@patch_to(LayerClip)
-def std(
-    self,
-    sigma,  # noise multiplier that the plan pays for
-):          # of the noise on the *sum*: a number, or (l,) with `own_noise`
-    "Noise for the planned `sigma`, counts included."
-    sqrt_k = self.max_norms.numel()**.5
-    if self.batch_size is not None:
-        sigma = split_sigma(sigma, self.bit_sigma/sqrt_k)
-    if self.own_noise and self.groups is not None:  # one number C: thresholds are equal anyway
-        return (sigma*sqrt_k*self.max_norms)[self.groups]
-    return sigma*self.sensitivity
-
-
-@patch_to(LayerClip)
-def update(self, norms, generator=None):
-    "Move learnt thresholds for the *next* step, from noised counts: k cost sqrt(k) times one."
-    if self.batch_size is None:
-        return
-    group, thresholds, _ = _by_group(self, norms)
-    now = thresholds.cpu()
-    fractions = noised_fraction(group, now, self.batch_size, self.bit_sigma, generator)
-    self.max_norms = _follow(now, fractions, self.quantile, self.lr)
+    def update(self, norms, generator=None):
+        "Move learnt thresholds for the *next* step, from noised counts at sqrt(k) times one."
+        if self.batch_size is None:
+            return
+        group, thresholds, _ = _by_group(self, norms)
+        now = thresholds.cpu()
+        fractions = noised_fraction(group, now, self.batch_size, self.bit_sigma, generator)
+        self.max_norms = _follow(now, fractions, self.quantile, self.lr)

@@ -47,22 +47,33 @@ def _in_pieces(rows):  # (b,p) -> list of (n,p)
     return rows.split(min(_ROWS, 1 + size//max(1, rows[:1].numel())))
 
 
-def _row_norms(rows):  # (b,p) -> (b) float64
-    "Lengths of rows, in float64."
+def _norms_in_float64(rows):  # (b,p) -> (b) float64
     blocks = [torch.cat([vector_norm(some.double(), dim=1) for some in _in_pieces(block)])
               for block in rows.split(_PIECE, 1)]
     return vector_norm(torch.stack(blocks), dim=0)
 
 
+def _row_norms(rows):  # (b,p) -> (b) float64
+    "Lengths of rows, never below the truth: float32 within 64 numbers, float64 above them."
+    if rows.is_cuda or rows.dtype != torch.float32 or rows.numel() <= _PIECE:
+        return _norms_in_float64(rows)
+    whole = rows.shape[1] - rows.shape[1] % 64
+    blocks = vector_norm(rows[:, :whole].unflatten(1, (-1, 64)), dim=2)
+    rest = vector_norm(rows[:, whole:], dim=1, keepdim=True)
+    norms = vector_norm(torch.cat([blocks, rest], 1).double(), dim=1)*(1 + 2**-18)
+    extreme = ~((norms > 2.**-40*rows.shape[1]**.5) & norms.isfinite())  # squares out of range
+    if extreme.any():
+        norms[extreme] = _norms_in_float64(rows[extreme])
+    return norms
+
+
 def _add_rows(total, rows, factors):  # (p) float64, (b,p), (b)
     "Add rows to a total, each times its factor, in float64 from the first addition on."
-    if len(rows) == 1 and not rows.is_cuda:  # without a copy
-        total.add_(rows[0], alpha=factors.item())
-        return
     factors = factors.double()
-    for block, part in zip(rows.split(_PIECE, 1), total.split(_PIECE)):
-        pieces = _in_pieces(block)
-        for some, of_some in zip(pieces, factors.split(len(pieces[0]))):
+    width = rows.shape[1] if rows.is_cuda else _PIECE//2
+    for block, part in zip(rows.split(width, 1), total.split(width)):
+        n = len(rows) if rows.is_cuda else min(_ROWS, 1 + 2*_PIECE//block.shape[1])
+        for some, of_some in zip(block.split(n), factors.split(n)):
             part.addmv_(some.double().T, of_some)
 
 
@@ -84,9 +95,12 @@ class KeptGradients:
             gradients = gradients.movedim(2, -1)  # as they lie in memory
         self.shape = gradients.shape[1:]
         self.flat = gradients.reshape(len(gradients), self.shape.numel())
+        self.squared = None
 
     def squared_norms(self):  # (b) float64
-        return _row_norms(self.flat).square()
+        if self.squared is None:
+            self.squared = _row_norms(self.flat).square()
+        return self.squared
 
     def weighted_sum(self, factors, bad):  # (b), (b) or None -> the weight's shape, float64
         "Add up the gradients, each times its factor."
@@ -127,7 +141,7 @@ def no_longer(
 def _late_sum(weight, factors, bad, squared):
     "Form the gradients once more, a few at a time, measure them, and add them up."
     total = factors.new_zeros(weight.shape.numel(), dtype=torch.float64)
-    n = 1 + _PIECE//len(total)  # examples at a time
+    n = 1 + 16*_PIECE//len(total)  # examples at a time
     for low in range(0, len(factors), n):
         part = slice(low, low + n)
         kept, scale = weight.some(part).kept(), factors[part]
@@ -292,7 +306,9 @@ def _weight_gradient(
     groups,   # of channels
 ):            # (o,i/groups,...)
     "Let the backend compute a weight gradient, which it sums over the rows."
-    weight = x.new_empty(()).expand(g.shape[1], *conv.weight.shape[1:])  # only its shape is read
+    weight = x.new_empty(g.shape[1], *conv.weight.shape[1:])  # only its shape is read
+    if x[0, 0].numel() == 1:  # one pixel has many layouts, and the backend wants the usual one
+        x, g = (v.clone(memory_format=torch.contiguous_format) for v in (x, g))
     unused, only_weight = [0]*len(padding), [False, True, False]
     return torch.ops.aten.convolution_backward(
         g, x, weight, None, conv.stride, padding, conv.dilation, False, unused, groups,

@@ -20,7 +20,6 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..basics import patch_to
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .dpsgd import trainable
 from .layers import GhostNorm, KeptGradients, at_least_float32, rule_of
@@ -115,6 +114,21 @@ class Tape:
         self.dtype = at_least_float32(first.dtype)
         self.anchor = torch.zeros((), device=first.device, requires_grad=True)
 
+    def name(self, m):
+        "Name a module by its path and type."
+        return f"{self.paths[id(m)]} ({type(m).__name__})"
+
+    def check_rows(self, m, x):
+        "Refuse what does not have one row per example."
+        if isinstance(x, torch.Tensor) and x.dim() and len(x) == self.rows:
+            return
+        got = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+        raise ValueError(
+            f"{self.name(m)} got {got} in a batch of {self.rows} rows: the first dimension of what "
+            "goes into a layer with parameters must count the examples. Positions: "
+            "torch.arange(t).expand(b, -1); time first: batch_first=True; what all examples share: "
+            "a buffer of the module. Or pass vmap_grad_sum")
+
     def once(self, p):
         return self.uses[id(p)] < 2
 
@@ -123,8 +137,10 @@ class Tape:
         old = self.pieces.get(id(p))
         if old is None:
             self.pieces[id(p)] = piece
+            if self.once(p):
+                piece.squared_norms()  # now, while it lies in a cache
         else:
-            old.flat = old.flat + piece.flat
+            old.flat, old.squared = old.flat + piece.flat, None
 
     def add_weight(self, p, weight):
         "Note a weight's piece, made by the engine's method where that may be."
@@ -133,44 +149,22 @@ class Tape:
         else:
             self.add(p, weight.keep(weight.gradients(), once=False))
 
-# %% ../../nbs/workshop/gradients/tape.ipynb #b66bd734
-@patch_to(Tape)
-def name(self, m):
-    "Name a module by its path and type."
-    return f"{self.paths[id(m)]} ({type(m).__name__})"
+    def norms(self):  # (l,b) float64
+        "Norms per parameter and example, zero where a parameter was not used."
+        unused = torch.zeros(self.b, dtype=torch.float64, device=self.anchor.device)
+        pieces = [self.pieces.get(id(p)) for p in self.params.values()]
+        squares = [unused if q is None else q.squared_norms().double() for q in pieces]
+        return torch.stack(squares).sqrt()
 
-
-@patch_to(Tape)
-def check_rows(self, m, x):
-    "Refuse what does not have one row per example."
-    if isinstance(x, torch.Tensor) and x.dim() and len(x) == self.rows:
-        return
-    got = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-    raise ValueError(
-        f"{self.name(m)} got {got} in a batch of {self.rows} rows: the first dimension of what "
-        "goes into a layer with parameters must count the examples. Positions: "
-        "torch.arange(t).expand(b, -1); time first: batch_first=True; what all examples share: a "
-        "buffer of the module. Or pass vmap_grad_sum")
-
-
-@patch_to(Tape)
-def norms(self):  # (l,b) float64
-    "Norms per parameter and example, zero where a parameter was not used."
-    unused = torch.zeros(self.b, dtype=torch.float64, device=self.anchor.device)
-    pieces = [self.pieces.get(id(p)) for p in self.params.values()]
-    return torch.stack([unused if q is None else q.squared_norms().double() for q in pieces]).sqrt()
-
-
-@patch_to(Tape)
-def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
-    "Weighted sums of all gradients, in float64."
-    sums = {}
-    for (name, p), f in zip(self.params.items(), factors):
-        if id(p) in self.pieces:
-            sums[name] = self.pieces[id(p)].weighted_sum(f, bad).view(p.shape)
-        else:
-            sums[name] = torch.zeros_like(p, dtype=torch.float64)
-    return sums
+    def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
+        "Weighted sums of all gradients, in float64."
+        sums = {}
+        for (name, p), f in zip(self.params.items(), factors):
+            if id(p) in self.pieces:
+                sums[name] = self.pieces[id(p)].weighted_sum(f, bad).view(p.shape)
+            else:
+                sums[name] = torch.zeros_like(p, dtype=torch.float64)
+        return sums
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #7400c65e
 def _never_called(m):

@@ -329,13 +329,14 @@ def test_a_guess_is_a_guess_in_the_copy(copy):
 
 
 def test_a_lesson_of_the_copy_imports_every_name_that_it_uses(copy, tmp_path):
-    "Private names only where a cell needs them: `_check_eps` in the lesson that exports its user."
+    "A lesson imports no private name; a room of the workshop only one that a cell needs."
     for path in [*copy.glob("*.ipynb"), *copy.glob("workshop/**/*.ipynb")]:
         cells = [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
         code = "\n\n".join(re.sub(r"(?m)^\s*[%!].*$", "pass", c.source) for c in cells)
         (tmp_path/f"{path.parent.name}_{path.stem}.py").write_text(code + "\n")
         for names in re.findall(r"(?m)^from dp_course\S* import (\([^)]*\)|.*)", code):
             for name in re.findall(r"\b_\w+", names):
+                assert path.parent != copy, (path, name)
                 assert len(re.findall(rf"\b{name}\b", code)) > 1, (path, name)
     found = subprocess.run([Path(sys.executable).parent/"ruff", "check", "--isolated", "--select",
                             "F821", "--output-format", "concise", tmp_path],

@@ -20,8 +20,8 @@ from dp_course.gradients import (
     loop_grad_sum,
     vmap_grad_sum,
 )
-from dp_course.gradients.layers import gram_norms
-from dp_course.models import WSConv2d
+from dp_course.gradients.layers import KeptGradients, gram_norms
+from dp_course.models import WSConv2d, resnet20
 
 ENGINES = [hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum, vmap_grad_sum]
 
@@ -171,3 +171,61 @@ def test_squared_norms_from_inner_products_are_rounded_up():
     said = gram_norms(x @ x.mT, out @ out.mT, terms=60).double()
     true = torch.einsum("bto,bti->boi", out.double(), x.double()).square().sum((1, 2))
     assert (true <= said).all() and (said <= 1.001*true).all()
+
+
+def hard_to_measure():
+    "Rows whose length float32 loses: random, one large number before small ones, huge, tiny."
+    rows = torch.randn(200, 2000, generator=torch.Generator().manual_seed(3))
+    rows[50:100] = .4*2.**-12  # squares that a float32 one swallows, 63 times a block
+    rows[50:100, ::64] = 1.
+    rows[100:120] *= 1e25
+    rows[120:140] *= 1e-30
+    rows[140:150] = 0.
+    return rows
+
+
+@pytest.mark.parametrize("width", [2000, 1985, 1000])
+def test_a_row_is_never_measured_too_short(width):
+    "Float32 within 64 numbers: without its margin every other random row would be."
+    rows = hard_to_measure()[:, :width]
+    true = rows.double().norm(dim=1)
+    norms = KeptGradients(rows).squared_norms().sqrt()
+    assert (norms >= true*(1 - 1e-12)).all()
+    assert (norms <= true*(1 + 1e-5)).all()
+    in_float32 = torch.linalg.vector_norm(rows, dim=1).double()
+    assert (in_float32 < true*(1 - 1e-8)).any()  # the search would have noticed
+
+
+def test_a_row_that_is_not_finite_is_not_measured():
+    rows = torch.ones(200, 2000)
+    rows[3, 5], rows[4, 6] = math.inf, math.nan
+    norms = KeptGradients(rows).squared_norms()
+    assert norms.isfinite().sum() == 198 and not norms[3:5].isfinite().any()
+
+
+def most_moved(model, x, y):
+    "How far the sum moves beyond C, the furthest of three rows; a fraction of C."
+    def total(x, y):
+        sums, _ = fast_grad_sum(model, cross_entropy, x, y, FlatClip(C))
+        return torch.cat([g.flatten() for g in sums.values()])
+
+    whole, found = total(x, y), []
+    for row in (0, len(x)//2, len(x) - 1):
+        keep = [i for i in range(len(x)) if i != row]
+        found.append((whole - total(x[keep], y[keep])).norm().item()/C - 1)
+    return max(found)
+
+
+def cross_entropy(output, y):
+    return nn.functional.cross_entropy(output, y, reduction="none")
+
+
+def test_how_far_other_rows_round_differently():
+    "The limit that is named: a row's own products may round by who stands beside it."
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(192, 60), nn.Tanh(), nn.Linear(60, 10))
+    for b in (2, 9, 65):
+        x, y = torch.randn(b, 3, 8, 8), torch.arange(b) % 10
+        assert most_moved(dense, x, y) <= 1e-6
+    # seen: 4e-6, where a ReLU of one row changed its side, so that its gradient did
+    assert most_moved(resnet20(), x[:2], y[:2]) <= 1e-3

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 START, *LESSONS = sorted(ROOT.glob("nbs/[0-9]*.ipynb"))
-HEAD = "**Letters** as in [00](00_start.ipynb#Letters)"
+HEAD = "**Letters** as in [00](00_start.ipynb)"
 SYMBOL = r"\\(?:alpha|beta|gamma|delta|Delta|varepsilon|epsilon|eta|theta|kappa|lambda|mu|rho|" \
          r"sigma|tau|phi|Phi|psi|omega|ell)(?![A-Za-z])|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])"
 CONSTANTS = set("eEN")  # Euler's number, a mean, a normal distribution

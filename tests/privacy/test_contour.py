@@ -46,6 +46,9 @@ class ManyDigits:
 
     def epsilon(self, delta, near):
         low, high = .7*near, 1.3*near
+        for _ in range(8):  # wherever it lies: `near` is what is on trial
+            low = low if self.delta(low) > delta else low/2
+            high = high if self.delta(high) < delta else high*2
         for _ in range(34):
             middle = (low + high)/2
             low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
@@ -118,6 +121,9 @@ def by_many_digits(q, sigma, steps, delta, near):
     "Truth, or None where it would take too long; two periods must agree."
     total = pld.ComposedLoss([(q, sigma, steps)], 1, delta)
     tilt = float(total.best_tilt(near))*.95  # only says where the line crosses the axis
+    far = pld.ComposedLoss([(q, sigma, steps)], 1, 1e-300)
+    while far.log_moment(tilt) > total.log_moment(tilt) + .01:  # an output that nobody sees
+        tilt *= .8  # would dominate the line there, and take its digits
     k = total.log_moment(np.array([.98, 1, 1.02])*tilt)
     width = math.sqrt(max(k[0] - 2*k[1] + k[2], 1e-12))/(.02*tilt)
     period, most = max(16*width, 2.5*near, (math.log(1/delta) + 30)/tilt), 12/width + 6/near

@@ -570,7 +570,8 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path):
 @pytest.mark.parametrize("options, words", [
     (dict(max_grad_norm=1.), r"clip=FlatClip\(1\.0\)"), (dict(lr=.1), "partial"),
     (dict(epochs=3), "PrivacyPlan"), (dict(criterion="ce"), "loss_fn"), (dict(speed=3), "help"),
-    (dict(optimizer="adam"), "no optimizer"), (dict(optimizer=.1), "no optimizer"),
+    (dict(optimizer="adam"), "torch.optim.Adam"), (dict(optimizer=.1), "no optimizer"),
+    (dict(precision="half"), "precision=.half. is unknown"),
     (dict(metric="acc"), "no function"), (dict(augment=3), "no function"),
     (dict(seed=[]), "no seed"), (dict(seed=1.5), "no seed")])
 def test_options_that_are_none_are_answered(options, words):
@@ -631,3 +632,13 @@ def test_one_number_is_a_mean():
     for n_val, seed in ((2.5, 0), ("a", 0), (1, "a")):
         with pytest.raises(ValueError, match="no whole number"):
             data.split(n_val, seed)
+
+
+def test_a_precision_is_a_parameter():
+    "In bfloat16 the sum is another one, and nearly the same."
+    x, y, sums = torch.randn(20, 5), torch.arange(20) % 10, []
+    for precision in ("float32", "bf16"):
+        run = a_trainer(precision=precision)
+        grads, _ = run.engine(run.model, run.loss_fn, x, y, run.clip)
+        sums.append(torch.cat([g.double().flatten() for g in grads.values()]))
+    assert 1e-5 < (sums[0] - sums[1]).norm()/sums[0].norm() < .05
