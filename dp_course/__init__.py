@@ -15,7 +15,7 @@ to protect who has many rows      Examples(x, y, groups=owners), PrivacyPlan(...
 to use another loss or metric     Trainer(..., loss_fn=loss, metric=binary_accuracy)
 to fine-tune a part, or adapters  model[1].requires_grad_(False)
 to save memory                    micro_batch=32
-to compute in bfloat16            engine=bf16_engine(fast_grad_sum)
+to compute in bfloat16            precision="bf16", or "auto": the faster one
 to use several processes          ProcessTrainer(..., peers=join()), started by torchrun
 to go on after a crash            trainer.save(path), load(path)
 to publish a model, and use it    trainer.release(path), load_release(path, model)

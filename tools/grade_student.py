@@ -115,7 +115,8 @@ def _alarm(seconds):
 
 
 def _error(name, value, where=""):
-    return dict(output_type="error", ename=name, evalue=value[:2000], traceback=[where[-4000:]])
+    shown = where or value or name  # a feedback page shows the traceback and nothing else
+    return dict(output_type="error", ename=name, evalue=value[:2000], traceback=[shown[-4000:]])
 
 
 def _shown(shell, value, text):

@@ -306,7 +306,9 @@ def _weight_gradient(
     groups,   # of channels
 ):            # (o,i/groups,...)
     "Let the backend compute a weight gradient, which it sums over the rows."
-    weight = x.new_empty(()).expand(g.shape[1], *conv.weight.shape[1:])  # only its shape is read
+    weight = x.new_empty(g.shape[1], *conv.weight.shape[1:])  # only its shape is read
+    if x[0, 0].numel() == 1:  # one pixel has many layouts, and the backend wants the usual one
+        x, g = (v.clone(memory_format=torch.contiguous_format) for v in (x, g))
     unused, only_weight = [0]*len(padding), [False, True, False]
     return torch.ops.aten.convolution_backward(
         g, x, weight, None, conv.stride, padding, conv.dilation, False, unused, groups,

@@ -65,6 +65,18 @@ class _Stage:
         return [loop_grad_sum(copy.deepcopy(self.model), self.loss_fn, take(x, row), take(y, row),
                               torch.ones_like) for row in rows]
 
+
+def _stage_of(model, loss_fn, data, augment, by=.05):
+    "A stage in the precision of the model."
+    like = next(iter(trainable(model).values()))
+    return _Stage(shaken(model, by=by), loss_fn, data, augment, like, like.dtype)
+
+
+def _in_float64(stage, model, by=.05):
+    "The same in float64, and as it is."
+    wide = torch.float64
+    return replace(stage, model=shaken(model, wide, by), dtype=wide), stage
+
 # %% ../../nbs/workshop/training/proof.ipynb #10f981fd
 @dataclass
 class _Case:
@@ -103,9 +115,7 @@ def _rowwise(output, rows, one, k):
 # %% ../../nbs/workshop/training/proof.ipynb #7ff208f4
 def _check_fit(case):
     "Try out once what users pass, and say in words what does not fit."
-    like = next(iter(trainable(case.model).values()))
-    stage = _Stage(shaken(case.model), case.loss_fn, case.data, case.augment, like, like.dtype)
-    case.stage = stage
+    stage = case.stage = _stage_of(case.model, case.loss_fn, case.data, case.augment)
     x, y = stage.rows(4, 0)
     rows, labels, b, k = flatten_views(x, y)
     one, _, _, _ = flatten_views(take(x, slice(1)), take(y, slice(1)))
@@ -474,9 +484,8 @@ def _prove_places(case):
     "Neither an example's place in a batch nor the number of the others may matter."
     if len(case.stage.rowwise) == 0 or not any(case.stage.rowwise):
         return
-    stages = replace(case.stage, model=shaken(case.model, torch.float64), dtype=torch.float64)
     with torch.random.fork_rng(_devices(case.stage)):
-        _exactly((stages, case.stage), partial(_compare_places, case))
+        _exactly(_in_float64(case.stage, case.model), partial(_compare_places, case))
 
 
 def _compare_places(case, stage):
@@ -716,11 +725,11 @@ def _prove_engine(case):
     "Compare engine and truth at all sizes."
     if case.engine is loop_grad_sum:  # is the truth
         return
-    exact = replace(case.stage, model=shaken(case.model, torch.float64), dtype=torch.float64)
+    stages = _in_float64(case.stage, case.model)
     case.sizes = _sizes(case)
-    _exactly((exact, case.stage), partial(_compare_engine, case.engine, case.sizes))
+    _exactly(stages, partial(_compare_engine, case.engine, case.sizes))
     if not case.stage.like.is_cuda:  # an index out of range would spoil its context
-        _exactly((exact, case.stage), partial(_prove_apart, case.engine, case.work))
+        _exactly(stages, partial(_prove_apart, case.engine, case.work))
 
 
 def _compare_engine(engine, sizes, stage):
@@ -800,7 +809,7 @@ class _MadeIn(TorchFunctionMode):
         return wide.requires_grad_() if made.requires_grad else wide
 
 # %% ../../nbs/workshop/training/proof.ipynb #d5d5e32c
-def _exactly(stages, f):
+def _exactly(stages, f, fails="a batch of made-up rows fails where four rows did not", advice=""):
     "Call f with the first stage whose precision the model bears."
     for stage in stages:
         try:
@@ -810,8 +819,8 @@ def _exactly(stages, f):
             raise
         except Exception as error:
             if stage is stages[-1] or not isinstance(error, RuntimeError):
-                raise ValueError(f"a batch of made-up rows fails where four rows did not: "
-                                 f"{type(error).__name__}: {error}") from error
+                raise ValueError(f"{fails}: {type(error).__name__}: {error}. {advice}".strip()
+                                 ) from error
 
 # %% ../../nbs/workshop/training/proof.ipynb #7defafff
 def _check_parts(case):
@@ -886,8 +895,7 @@ def prove_again(
 
 
 def _prove_again(engine, model, loss_fn, data, augment, seed):
-    like = next(iter(trainable(model).values()))
-    stage = _Stage(shaken(model, by=0.), loss_fn, data, augment, like, like.dtype)
+    stage = _stage_of(model, loss_fn, data, augment, by=0.)
     with torch.random.fork_rng(_devices(stage)):
         x, y = stage.rows(4, seed)
         rows, _, b, k = flatten_views(x, y)
@@ -900,33 +908,19 @@ def _prove_again(engine, model, loss_fn, data, augment, seed):
             odd_pair = _try_odd_trial(stage, odd_pair, _Trial(4, others=others), seed + 2*i,
                                       "loss_fn")
         _refuse_memory(stage, pair, 2)
-    exact = replace(stage, model=shaken(model, torch.float64, by=0.), dtype=torch.float64)
     if engine is not loop_grad_sum:
-        _exactly((exact, stage), partial(_compare_engine, engine, (3, 7)))
+        stages = _in_float64(stage, model, by=0.)
+        _exactly(stages, partial(_compare_engine, engine, (3, 7)))
 
 # %% ../../nbs/workshop/training/proof.ipynb #f9cb11d9
-def _made_up(data, augment, like, seed, n):
-    "Made-up rows and labels as an engine takes them."
-    generator = torch.Generator().manual_seed(seed)
-    x, y = data.made_up(n, generator)
-    x, y = model_input(data, x, like), tree_map(lambda v: v.to(like.device), y)
-    if augment is None:
-        return x, y
-    return augment(x, y, torch.Generator(like.device).manual_seed(seed))
+_SIZES = 1, 3, 2  # examples of three made-up units
 
 
-def _sums_alone(model, loss_fn, x, y, sizes):
-    "Each unit's gradient from its rows, one at a time: list of dicts."
-    sums, start = [], 0
-    for size in sizes:
-        total = {}
-        for i in range(start, start + size):
-            row = slice(i, i + 1)
-            grads, _ = loop_grad_sum(model, loss_fn, take(x, row), take(y, row), torch.ones_like)
-            total = {name: total.get(name, 0) + g for name, g in grads.items()}
-        sums.append(total)
-        start += size
-    return sums
+def _sums_alone(stage, rows):  # list of dicts
+    "Each unit's gradient from its rows, one at a time."
+    alone = iter([grads for grads, _ in stage.alone(*rows)])
+    units = [[next(alone) for _ in range(size)] for size in _SIZES]
+    return [{name: sum(grads[name] for grads in unit) for name in unit[0]} for unit in units]
 
 
 def _off(got, truth, size):
@@ -935,31 +929,37 @@ def _off(got, truth, size):
     return (max(gaps)/size).nan_to_num(math.inf).item()
 
 # %% ../../nbs/workshop/training/proof.ipynb #f02a995f
-_SIZES = [1, 3, 2]  # examples of three made-up units
-
-
-def _compare(engine, loss_fn, rows, replaced, tol, model):
+def _compare_units(engine, stage):
     "Refuse an engine whose norms or clipped sum are not those of whole units."
     who = getattr(engine, "__name__", type(engine).__name__)
-    alone = _sums_alone(model, loss_fn, *rows, _SIZES)
+    rows, others = (stage.rows(sum(_SIZES), seed) for seed in (0, 1))
+    replaced = [_keep_rest(*trees, 2) for trees in zip(rows, others)]
+    alone = _sums_alone(stage, rows)
     truth = torch.stack([torch.stack([g.norm() for g in own.values()]) for own in alone], 1)
     lengths = truth.norm(dim=0)
     clip = FlatClip(max(lengths.median().item()/2, 1e-9))  # some are clipped, some perhaps not
     factors = clip(truth)[0]
     total = {name: sum(f*own[name] for f, own in zip(factors, alone)) for name in alone[0]}
     scale = max(lengths.max().item(), 1e-9)
-    ask = partial(unit_grad_sum, model, loss_fn, clip=clip, engine=engine)
-    _, later = ask(Units(replaced[0], _SIZES), replaced[1])
+
+    def ask(rows, most=None):
+        return unit_grad_sum(stage.model, stage.loss_fn, Units(rows[0], list(_SIZES)), rows[1],
+                             clip=clip, engine=engine, most=most)
+
+    _, later = ask(replaced)
     for most in (None, 2):
-        grads, norms = ask(Units(rows[0], _SIZES), rows[1], most=most)
+        grads, norms = ask(rows, most=most)
         off = max(_off(norms.T, truth.T, scale),
                   _off([grads[n] for n in total], total.values(), clip.max_norm))
         moved = _off(norms.T[[0, 2]], later.T[[0, 2]], scale)
-        if off > tol or moved > tol:
+        if off > stage.tol or moved > stage.tol:
             raise ValueError(f"a unit's gradient is not the sum of its examples': at made-up units "
                              f"of {_SIZES} examples, {who} is off by {off:.2g}, and replacing one "
-                             f"example moves the others' norms by {moved:.2g}. An engine must "
-                             "take `Views`, as fast_grad_sum and loop_grad_sum do")
+                             f"example moves the others' norms by {moved:.2g}. {_VIEWS}")
+
+
+_VIEWS = "An engine must take `Views`, as fast_grad_sum and loop_grad_sum do"
+
 
 # %% ../../nbs/workshop/training/proof.ipynb #26db8f8e
 def prove_units(
@@ -971,28 +971,7 @@ def prove_units(
 ):
     "Prove on made-up rows that an engine clips whole units, and that a row moves its own alone."
     # ValueError. That rows don't act on each other, `prove_separate` has shown before
-    if data.groups is None:
-        return
-    like = next(iter(trainable(model).values()))
-    rows, other = (_made_up(data, augment, like, seed, sum(_SIZES)) for seed in (0, 1))
-    replaced = [_with_row(*trees, row=2) for trees in zip(rows, other)]
-    for dtype, tol in ((torch.float64, 1e-5), (like.dtype, 3e-2)):
-        def cast(tree):
-            return tree_map(lambda v: v.to(dtype) if v.is_floating_point() else v, tree)
-        try:
-            return _compare(engine, loss_fn, *([cast(tree) for tree in batch] for batch in
-                            (rows, replaced)), tol, shaken(model, dtype))
-        except (RuntimeError, TypeError, AttributeError) as error:
-            if dtype == like.dtype:
-                raise ValueError(f"the engine fails on made-up units of {_SIZES} examples "
-                                 f"({type(error).__name__}: {error}): it must take `Views`, as "
-                                 "fast_grad_sum and loop_grad_sum do") from error
-
-
-def _with_row(tree, other, row):
-    "A tree with one row of another."
-    def one(v, w):
-        v = v.clone()
-        v[row] = w[row]
-        return v
-    return tree_map(one, tree, other)
+    if data.groups is not None:
+        stage = _stage_of(model, loss_fn, data, augment)
+        _exactly(_in_float64(stage, model), partial(_compare_units, engine),
+                 f"the engine fails on made-up units of {_SIZES} examples", _VIEWS)

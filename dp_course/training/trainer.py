@@ -20,7 +20,8 @@ from torch import nn
 
 from ..basics import check_count, check_number, keep_memory
 from ..data import as_examples, call_model, leaves, tree_map
-from ..gradients import FlatClip, fast_grad_sum, noisy_mean, trainable, unit_engine
+from ..gradients import (
+    FlatClip, bf16_engine, fast_grad_sum, noisy_mean, settled_precision, trainable, unit_engine)
 from ..privacy import SecretSeed, keyed_digest, new_seed, normal, poisson_indices
 from .checkpoints import load_checked, save_atomic
 from .guard_clip import refuse_unbounded
@@ -32,6 +33,12 @@ from .proof import prove_again, prove_separate, prove_units
 from .reading import BatchReader, fingerprint
 
 # %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
+def _in_precision(engine, precision, model):
+    "The engine, or the same in bfloat16; sums and noise are float64 in both."
+    device = next((p.device for p in model.parameters()), "cpu")
+    return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
+
+
 def _made_optimizer(optimizer, model):
     "An optimizer of exactly this model's parameters."
     params = trainable(model)
@@ -40,7 +47,8 @@ def _made_optimizer(optimizer, model):
         optimizer = make(list(params.values())) if callable(make) else None
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none: pass "
-                             "partial(torch.optim.SGD, lr=.1), or one of model.parameters()")
+                             "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
+                             "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
     if lost:
@@ -181,6 +189,7 @@ class Trainer:
         metric=accuracy,       # (output, y) -> (b,) score per row, for `evaluate`
         micro_batch=None,      # examples per call of the engine: changes memory, not the sum
         augment=None,          # (x, y, generator) -> (x, y), after normalization; may be `Views`
+        precision="float32",   # in which the engine computes; "bf16", or "auto": the faster one
         **others,              # refused, in words, if they come from elsewhere (max_grad_norm ...)
     ):
         _refuse_unknown(others)
@@ -189,6 +198,7 @@ class Trainer:
                      augment=augment)
         if not isinstance(seed, (int, str, type(None))):
             raise ValueError(f"{seed=!r:.80} is no seed: pass an integer, text, or None: a secret one")
+        engine = _in_precision(engine, precision, model)
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
         self.engine, self.micro_batch = engine, micro_batch

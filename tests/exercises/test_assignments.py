@@ -516,6 +516,7 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
     for who in ("crashes", "leaves", "leaves_inside"):
         assert "signal" in notes[who] or "ended itself" in notes[who]
     assert notes["blank"] == "not attempted: 1, 2, 3, 4, 5"
+    assert "not attempted" in (out/"course/feedback/blank/a1/a1.html").read_text()
     page = (out/"course/feedback/leaves_inside/a1/a1.html").read_text()
     assert "the process ended itself" in page and "properties" in page
     book = nbformat.read(out/"course/autograded/prints/a1/a1.ipynb", 4)
@@ -528,7 +529,7 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
 @needs_box
 def test_deleting_hits_only_ones_own_copy(graded):
     rows, folder, out, before = graded
-    assert totals(rows)["deletes", "a1"] in (0, 20)
+    assert 0 <= totals(rows)["deletes", "a1"] <= 20
     assert len(rows) == len(before) and (out/"course/gradebook.db").exists()
     assert (ROOT/"dp_course/basics.py").stat().st_size > 1000
     assert (ROOT/"assignments").stat().st_mode & 0o700 == 0o700
@@ -543,7 +544,7 @@ def test_the_tables_say_what_the_gradebook_says(graded):
         lines = list(csv.DictReader(file))
     assert sum(float(line["points"]) for line in lines if line["student"] == "good") == 20
     assert "| good | 20 | 20 | 20 |  |" in (out/"grades.md").read_text()
-    assert "blank,0,0,20,a1 not attempted" in (out/"students.csv").read_text()
+    assert 'blank,0,0,20,"a1 not attempted: 1, 2, 3, 4, 5"' in (out/"students.csv").read_text()
     assert (out/"course/feedback/good/a1/a1.html").exists()
 
 

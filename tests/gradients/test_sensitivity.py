@@ -20,7 +20,7 @@ from dp_course.gradients import (
     loop_grad_sum,
     vmap_grad_sum,
 )
-from dp_course.gradients.layers import KeptGradients
+from dp_course.gradients.layers import KeptGradients, gram_norms
 from dp_course.models import WSConv2d, resnet20
 
 ENGINES = [hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum, vmap_grad_sum]
@@ -152,6 +152,25 @@ def test_an_infinite_weight_gradient_beside_a_finite_bias_counts_nothing(engine)
     for name in want:
         assert sums[name].isfinite().all()
         torch.testing.assert_close(sums[name], want[name])
+
+
+def test_nor_does_it_in_the_linear_engine():
+    head = linear_head((2, 1, 1), 1)
+    x = torch.tensor([[1., 2.], [math.inf, 1.], [3., 4.]]).view(3, 2, 1, 1)
+    y = torch.full((3, 1), .1)
+    sums, norms = linear_grad_sum(head, dot, x, y, FlatClip(C))
+    want, _ = linear_grad_sum(head, dot, x[[0, 2]], y[[0, 2]], FlatClip(C))
+    assert norms[0, 1].isinf() and norms[1, 1].isfinite()
+    for name in want:
+        torch.testing.assert_close(sums[name], want[name])
+
+
+def test_squared_norms_from_inner_products_are_rounded_up():
+    g = torch.Generator().manual_seed(0)
+    x, out = torch.randn(500, 9, 50, generator=g), torch.randn(500, 9, 60, generator=g)
+    said = gram_norms(x @ x.mT, out @ out.mT, terms=60).double()
+    true = torch.einsum("bto,bti->boi", out.double(), x.double()).square().sum((1, 2))
+    assert (true <= said).all() and (said <= 1.001*true).all()
 
 
 def hard_to_measure():

@@ -72,8 +72,9 @@ def test_no_notebook_is_heavy(path):
 
 
 def test_the_pictures_of_readme_are_light_and_described():
-    text = (ROOT/"README.md").read_text()
+    pages_of = [ROOT/"README.md", *(ROOT/"docs").glob("*.md")]
+    text = "".join(page.read_text() for page in pages_of)
     for place in notebooks.PICTURES:
         assert (ROOT/place).stat().st_size < 200_000
-        said = re.search(rf"!\[(.+?)\]\({place}\)", text)
+        said = re.search(rf"!\[([^\]]+)\]\((docs/)?{place.removeprefix('docs/')}\)", text)
         assert len(said[1].split()) > 15

@@ -1,6 +1,8 @@
 "Leaks that were accepted once: each moves one example's neighbours, and is refused by now."
+import copy
 import math
 import os
+import pickle
 import shutil
 from collections import deque
 from functools import partial
@@ -17,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from dp_course.data import Examples
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum, vmap_grad_sum
 from dp_course.privacy import PrivacyPlan, RDPAccountant
-from dp_course.training import Trainer, fix, load_release, prove_again
+from dp_course.training import Trainer, fix, load_release, prove_again, squared_error
 from dp_course.training.checkpoints import _sealed
 
 loss = partial(F.cross_entropy, reduction="none")
@@ -568,12 +570,43 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path):
 @pytest.mark.parametrize("options, words", [
     (dict(max_grad_norm=1.), r"clip=FlatClip\(1\.0\)"), (dict(lr=.1), "partial"),
     (dict(epochs=3), "PrivacyPlan"), (dict(criterion="ce"), "loss_fn"), (dict(speed=3), "help"),
-    (dict(optimizer="adam"), "no optimizer"), (dict(optimizer=.1), "no optimizer"),
+    (dict(optimizer="adam"), "torch.optim.Adam"), (dict(optimizer=.1), "no optimizer"),
+    (dict(precision="half"), "precision=.half. is unknown"),
     (dict(metric="acc"), "no function"), (dict(augment=3), "no function"),
     (dict(seed=[]), "no seed"), (dict(seed=1.5), "no seed")])
 def test_options_that_are_none_are_answered(options, words):
     with pytest.raises(ValueError, match=words):
         a_trainer(**options)
+
+
+def test_calls_that_make_no_sense_are_answered_and_cost_nothing(monkeypatch):
+    run = a_trainer(seed=1)
+    looks = dict(sensitivity=1., sigma=10.)
+    for words, call in {
+            "2.5.*integer": lambda: run.fit(2.5), "-1.*integer": lambda: run.fit(-1),
+            "chunk=0": lambda: run.evaluate(chunk=0), "chunk='a'": lambda: run.evaluate(chunk="a"),
+            "no name of its own": lambda: run.noisy("", 1., **looks),
+            "no number and no tensor": lambda: run.noisy("mean", "x", **looks),
+            "not finite": lambda: run.noisy("mean", math.nan, **looks),
+            "sigma=0": lambda: run.noisy("mean", 1., sensitivity=1., sigma=0),
+            "sensitivity=-1": lambda: run.noisy("mean", 1., sensitivity=-1, sigma=1.),
+            "no number of looks": lambda: run.noisy("mean", 1., most=0, **looks),
+            "cannot be copied": lambda: copy.deepcopy(run),
+            "copied or pickled": lambda: pickle.dumps(run)}.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert run.computed == 0 and run.epsilon() == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"ProcessTrainer.*peers=join\(\)"):
+        a_trainer()
+
+
+def test_a_metric_that_does_not_fit_is_refused_at_construction():
+    data = floats()
+    for y, metric in ((data.train_y[:9], squared_error), (data.train_y[:9], lambda *_: 1.)):
+        tested = data.replace(test_x=data.train_x[:9], test_y=y)
+        with pytest.raises(ValueError, match="metric|one output per label"):
+            attacked(data=tested, metric=metric)
 
 
 @pytest.mark.parametrize("make", [torch.jit.script,
@@ -599,3 +632,13 @@ def test_one_number_is_a_mean():
     for n_val, seed in ((2.5, 0), ("a", 0), (1, "a")):
         with pytest.raises(ValueError, match="no whole number"):
             data.split(n_val, seed)
+
+
+def test_a_precision_is_a_parameter():
+    "In bfloat16 the sum is another one, and nearly the same."
+    x, y, sums = torch.randn(20, 5), torch.arange(20) % 10, []
+    for precision in ("float32", "bf16"):
+        run = a_trainer(precision=precision)
+        grads, _ = run.engine(run.model, run.loss_fn, x, y, run.clip)
+        sums.append(torch.cat([g.double().flatten() for g in grads.values()]))
+    assert 1e-5 < (sums[0] - sums[1]).norm()/sums[0].norm() < .05

@@ -64,5 +64,6 @@ WRONG = {
         "by its own norm": RENORMALIZE.replace("F.normalize(m.centred()[0])", "m.centred()[0]"),
         "signs and directions": RENORMALIZE.replace("F.normalize(", "-F.normalize("),
         "change the model itself": RENORMALIZE.replace(
-            "    for m in", "    model = deepcopy(model)\n    for m in")},
+            "    for m in",
+            "    from copy import deepcopy\n    model = deepcopy(model)\n    for m in")},
 }
