@@ -307,7 +307,8 @@ def _noise(bounds, b, generator, scale):
 # %% ../../nbs/workshop/data/examples.ipynb #81cf410f
 def _constants(name, value, positive=False):
     "One public number, or one per channel, as a tuple."
-    values = tuple(value) if isinstance(value, (tuple, list, torch.Tensor, np.ndarray)) else (value,)
+    many = isinstance(value, (tuple, list, torch.Tensor, np.ndarray))
+    values = tuple(value) if many else (value,)
     try:
         numbers = tuple(map(float, values))
     except (TypeError, ValueError):

@@ -508,8 +508,9 @@ class Trial:
     def largest(self, *args):
         "The most numbers in any tensor that an operation of the student's returns."
         self(*args)  # a blank stops here
+        args = fresh_copy(args)
         with _Largest() as largest:
-            self.attempt(*fresh_copy(args))
+            self.attempt(*args)
         return largest.numbers
 
     def said(self, draw, times, words=(True, False)):

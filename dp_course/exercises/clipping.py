@@ -220,7 +220,7 @@ def _found(gain, luck, share):
         if right < share*400:
             why = _why_missed(said, gain, luck)
             calm = _verdicts(trial, gain, 100, luck=0.) if luck == 3 else {}
-            if calm and calm["no verdict"] > 20:  # it misses the gain where no seed has any luck, too
+            if calm and calm["no verdict"] > 20:  # misses the gain where no seed has any luck
                 why = "the mean of n differences spreads by std/sqrt(n), not by std"
             trial.need(False, f"{right} of 400 found", why)
     return found

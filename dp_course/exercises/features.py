@@ -96,8 +96,8 @@ def _cancel(trial):
 
 def _huge(trial):
     numbers = trial.largest(trial.normal(2, 3, 400), trial.normal(2, 3, 500))
-    trial.need(numbers < 400*500, f"an array of {numbers:,} numbers", "that is the gradient itself: "
-               "its square is a sum over pairs of views")
+    trial.need(numbers < 400*500, f"an array of {numbers:,} numbers",
+               "that is the gradient itself: its square is a sum over pairs of views")
 
 # %% ../../nbs/exercises/features.ipynb #95113b67
 check_view_norms = Exercise(

@@ -337,8 +337,8 @@ def fix(
         if made is None:
             continue
         if not path:
-            raise ValueError(f"the model is a {type(layer).__name__}: put it into an nn.Sequential, "
-                             "in which it can be replaced")
+            raise ValueError(f"the model is a {type(layer).__name__}: put it into an nn.Sequential"
+                             ", in which it can be replaced")
         parent, _, name = path.rpartition(".")
         fresh, why = made
         setattr(model.get_submodule(parent), name, fresh.train(layer.training))
@@ -401,9 +401,9 @@ class Seal:
             return
         names = {**self.before, **now}
         other = [name for name in names if self.before.get(name) != now.get(name)]
-        raise ValueError(f"{', '.join(other[:3])}: not what was proved; hooks, frozen flags, layers, "
-                         "parameters and buffers stay as they are. Change a network before you "
-                         "make its Trainer, or make another Trainer")
+        raise ValueError(f"{', '.join(other[:3])}: not what was proved; hooks, frozen flags, "
+                         "layers, parameters and buffers stay as they are. Change a network "
+                         "before you make its Trainer, or make another Trainer")
 
     def _look(self):  # dict: name of a part -> what it is
         "Write down everything but numbers that makes a network what it is."

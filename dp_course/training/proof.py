@@ -749,7 +749,8 @@ def _compare_engine(engine, sizes, stage):
 # %% ../../nbs/workshop/training/proof.ipynb #e336fa82
 def _prove_apart(engine, work, stage, b=4):
     "Refuse an engine that gives one row another gradient where its neighbours are odd."
-    tries = [(f"have losses times {weight:g}", {"weight": weight}) for weight in (math.nan, 0., 1e6)]
+    tries = [(f"have losses times {weight:g}", {"weight": weight})
+             for weight in (math.nan, 0., 1e6)]
     tries += [(f"are {kind}", {"kind": kind}) for kind in ("odd", "vast", "zeros")]
     rows = stage.rows(b, 0)
     kept = 1

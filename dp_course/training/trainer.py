@@ -118,7 +118,8 @@ def _refuse_unknown(options):
         if name in _OURS:
             ours = _OURS[name].format(f"{value!r:.40}")
             raise ValueError(f"Trainer takes no {name}={value!r:.40}: write {ours}")
-        raise ValueError(f"Trainer takes no {name}={value!r:.40}: help(Trainer) lists what it takes")
+        raise ValueError(f"Trainer takes no {name}={value!r:.40}: help(Trainer) lists what it "
+                         "takes")
 
 
 def _check_saved(
@@ -197,7 +198,8 @@ class Trainer:
         _check_parts(model, callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
                      augment=augment)
         if not isinstance(seed, (int, str, type(None))):
-            raise ValueError(f"{seed=!r:.80} is no seed: pass an integer, text, or None: a secret one")
+            raise ValueError(f"{seed=!r:.80} is no seed: pass an integer, text, or None: a secret "
+                             "one")
         engine = _in_precision(engine, precision, model)
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment

@@ -31,8 +31,8 @@ ROOMS = sorted([*LIBRARY.glob("[a-z]*.py"), *LIBRARY.glob("*/[a-z]*.py")])
 RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "PIL"}
 SURFACE = """PrivacyPlan epsilon noise_multiplier Search Examples load
     Trainer FlatClip AdaptiveClip LayerClip EMA Schedule Plateau DPAdam
-    accuracy binary_accuracy squared_error load_release fast_grad_sum loop_grad_sum vmap_grad_sum
-    hook_grad_sum ghost_grad_sum bookkeeping_grad_sum
+    accuracy binary_accuracy squared_error load_release fix
+    fast_grad_sum loop_grad_sum vmap_grad_sum hook_grad_sum ghost_grad_sum bookkeeping_grad_sum
     replay_sensitivity noise_audit one_run_audit sampler_audit replay_release MUTANTS""".split()
 
 
