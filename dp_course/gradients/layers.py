@@ -141,6 +141,8 @@ def no_longer(
 def _late_sum(weight, factors, bad, squared):
     "Form the gradients once more, a few at a time, measure them, and add them up."
     total = factors.new_zeros(weight.shape.numel(), dtype=torch.float64)
+    if not len(factors):
+        return total.view(weight.shape)
     n = 1 + 16*_PIECE//len(total)  # examples at a time
     for low in range(0, len(factors), n):
         part = slice(low, low + n)

@@ -172,12 +172,13 @@ class ScheduledClip:
     _now = property(lambda self: min(self.t, len(self.max_norms) - 1))
     max_norm = property(lambda self: self.max_norms[self._now].item(), doc="C of the step to come.")
     sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the sum.")
+    ratio = property(lambda self: self.ratios[self._now].item(), doc="This step's share of sigma.")
 
     def __call__(self, norms):  # (l,b) -> (l,b)
         return FlatClip(self.max_norm)(norms)
 
     def std(self, sigma):  # of the noise on the *sum*
-        ratio = self.ratios[self._now].item() if sigma == self.sigma else 1.
+        ratio = self.ratio if sigma == self.sigma else 1.
         return sigma*ratio*self.max_norm
 
     def update(self, norms, generator=None):

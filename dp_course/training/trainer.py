@@ -149,7 +149,7 @@ def _check_saved(
         raise ValueError(f"{path} is no whole checkpoint: steps, seed, clip, or the states of "
                          f"{', '.join(type(part).__name__ for part in parts)} are not what a run "
                          "of this plan leaves")
-    refuse_unbounded(saved, sigma, l)
+    refuse_unbounded(saved, sigma*getattr(saved, "ratio", 1.), l)  # a schedule: the step's share
 
 
 def _file(path):
