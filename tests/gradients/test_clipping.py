@@ -34,6 +34,7 @@ from dp_course.gradients import (
 )
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.training import Trainer, refuse_unbounded, sweep
+from dp_course.training.trainer import _check_saved
 from experiments import clipping as recipe
 
 loss = partial(F.cross_entropy, reduction="none")
@@ -162,6 +163,15 @@ def test_resume_is_bit_identical(name, tmp_path):
         assert torch.equal(p, r)
     third = named(name, seed=5).fit(7).fit(5)
     assert all(torch.equal(p, r) for p, r in zip(weights(resumed), weights(third)))
+
+
+def test_a_checkpoint_does_not_say_how_much_noise_a_step_has(tmp_path):
+    named("scheduled", seed=5).fit(7).save(tmp_path/"c")
+    state = torch.load(tmp_path/"c", weights_only=False)
+    state["clip"]["ratios"] = state["clip"]["ratios"]/1000
+    with pytest.raises(ValueError):
+        _check_saved(state, "c", (run := named("scheduled")).clip, run.plan.sigma, run.plan.steps,
+                     len(run.params), run._parts)
 
 
 @every_clip
