@@ -143,6 +143,8 @@ def _check_saved(
         vars(saved).update(state["clip"])
         numbers = [torch.as_tensor(v, dtype=torch.float64) for v in state["clip"].values()]
         good = good and all(v.isfinite().all() for v in numbers)
+        if hasattr(clip, "ratios"):  # what each step's noise is, the plan says and no file
+            good = good and torch.equal(torch.as_tensor(saved.ratios), clip.ratios)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is no whole checkpoint ({error!r:.80})") from error
     if not good:
