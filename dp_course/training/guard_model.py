@@ -371,11 +371,14 @@ def check_optimizer(
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 
 
-def _methods(clip):
-    "What a clip does, whatever its numbers are."
-    own = {name: id(v) for name, v in getattr(clip, "__dict__", {}).items() if callable(v)}
-    kind = type(clip)
-    return kind, own, [getattr(kind, name, None) for name in ("__call__", "std", "update")]
+def _methods(part):
+    "What a clip, a loss or an engine does, whatever its numbers are."
+    kind = type(part)
+    if isinstance(part, partial):
+        return part.func, [id(v) for v in part.args], {k: id(v) for k, v in part.keywords.items()}
+    own = {name: id(v) for name, v in getattr(part, "__dict__", {}).items() if callable(v)}
+    names = "__call__", "forward", "std", "update"
+    return kind, own, getattr(part, "__code__", None), [getattr(kind, name, None) for name in names]
 
 
 class Seal:
@@ -384,9 +387,9 @@ class Seal:
         self,
         model,    # `nn.Module`
         free=(),  # names of parameters that a callback freezes and frees by itself
-        clip=None,
+        **parts,  # clip, loss_fn, engine, augment
     ):
-        self.model, self.free, self.clip = model, set(free), clip
+        self.model, self.free, self.parts = model, set(free), parts
         self.before = self._look()
 
     def note(self):
@@ -409,11 +412,12 @@ class Seal:
         "Write down everything but numbers that makes a network what it is."
         general = vars(nn.modules.module)
         seen = {"hooks of all modules": [tuple(general[f"_global{hook}"]) for hook in _HOOKS],
-                "clip": _methods(self.clip)}
+                **{name: _methods(part) for name, part in self.parts.items()}}
         for name, layer in self.model.named_modules(remove_duplicate=False):
             hooks = [tuple(getattr(layer, hook)) for hook in _HOOKS]
+            own = {key: id(v) for key, v in vars(layer).items() if callable(v)}
             seen[f"layer {name or '(the whole)'}"] = (
-                type(layer), type(layer).forward, vars(layer).get("forward"), *hooks)
+                type(layer), type(layer).forward, own, *hooks)
         for name, p in self.model.named_parameters(remove_duplicate=False):
             frozen = name not in self.free and not p.requires_grad
             hooks = [tuple(hook or ()) for hook in (p._backward_hooks,

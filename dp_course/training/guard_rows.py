@@ -71,6 +71,29 @@ def _of_the_range_seen(data, x, kind):
     return tree_map(one, x, data._seen[0])
 
 
+def _high(v):
+    "Nothing below zero, nothing false, the largest of whole numbers."
+    return v.abs() if v.is_floating_point() else v.amax().expand_as(v).clone()
+
+
+def _low(v):
+    "Nothing above zero; 0 and 1 of whole numbers."
+    return -v.abs() if v.is_floating_point() else v & 1
+
+
+def _padded(v):
+    "Each row ends in zeros, at half of its length or later, as words do that are filled up."
+    if v.dim() < 2:
+        return v
+    t = v.shape[1]
+    ends = t//2 + torch.arange(len(v)) % max(1, t//2)
+    past = torch.arange(t) >= ends[:, None]
+    return v.masked_fill(past.view(len(v), t, *[1]*(v.dim() - 2)), 0)
+
+
+_ONE_SIDED = {"high": _high, "low": _low, "padded": _padded}
+
+
 def _odd_rows(data, x, kind, generator):
     "The same rows with the numbers of an odd kind in them."
     if kind == "gaps":
@@ -78,6 +101,8 @@ def _odd_rows(data, x, kind, generator):
             x = _with_gaps(x, row)
     if kind == "special":
         return tree_map(lambda v: _special(v, generator), x)
+    if kind in _ONE_SIDED:
+        return tree_map(_ONE_SIDED[kind], x)
     if kind not in _ODD:
         return x
     if data.probe:
@@ -279,7 +304,7 @@ class _Table:
         if isinstance(self.table, (list, tuple)):
             return self.table[int(rows)] if rows.ndim == 0 else [self.table[r] for r in rows]
         rows = int(rows) if rows.ndim == 0 else rows
-        return self.table[(rows, *rest)]
+        return self.table[(rows, *rest) if rest else rows]
 
 # %% ../../nbs/workshop/training/guard_rows.ipynb #4e4b080c
 _COPIED = 2**24  # bytes: larger tables are watched
@@ -300,9 +325,18 @@ def _changed_value(value, n, change):
         return _with_tables(value, change)
     if type(value) in (list, tuple) and len(value) != n and len(value) < 10:
         return type(value)(_changed_value(v, n, change) for v in value)
-    known = isinstance(value, (torch.Tensor, np.ndarray)) and value.shape or type(value) in (
-        list, tuple)
-    return change(value) if known and len(value) == n else value
+    if type(value) is dict and len(value) < 100:
+        return {name: _changed_value(v, n, change) for name, v in value.items()}
+    return change(value) if _is_table(value) and len(value) == n else value
+
+
+def _is_table(value):
+    "Has it a length, and rows that are asked for by number?"
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.ndim > 0
+    known = type(value) in (list, tuple)
+    other = hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__")
+    return known or other and not isinstance(value, (str, bytes, dict, torch.nn.Module))
 
 
 def _item(dataset, i, change):
@@ -361,7 +395,7 @@ def _one_of(moves, rows):
 def _moving_rows(dataset, i, at, table):
     "Rows of one table with which item i moves: two of them, if there are more."
     item = _item(dataset, i, lambda table: table)
-    if isinstance(table, (list, tuple)) or table.nbytes <= _COPIED:
+    if type(table) in (list, tuple) or getattr(table, "nbytes", math.inf) <= _COPIED:
         shuffled = torch.randperm(len(table), generator=torch.Generator().manual_seed(4))
         others = shuffled, 0*shuffled, 0*shuffled + len(table) - 1
 

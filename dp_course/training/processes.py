@@ -144,6 +144,13 @@ def join(
     return peers
 
 # %% ../../nbs/workshop/training/processes.ipynb #b0444ebc
+def _closed(function):
+    "What a function keeps beside its code: defaults, and what it closes over."
+    cells = function.__closure__ or ()
+    kept = [cell.cell_contents for cell in cells if cell != type(cell)()]  # an empty one has none
+    return [v for v in (*kept, *(function.__defaults__ or ())) if v is not function]
+
+
 def _told(thing):
     "What a function or an object is, in words and numbers that other processes can compare."
     if isinstance(thing, partial):
@@ -161,7 +168,8 @@ def _told(thing):
     code = getattr(thing, "__code__", None)
     if code is not None:
         body = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:8]
-        return name, body, _told([v for v in code.co_consts if isinstance(v, (str, int, float))])
+        numbers = [v for v in code.co_consts if isinstance(v, (str, int, float))]
+        return name, body, _told(numbers), _told(_closed(thing))
     plain = (str, int, float, bool, torch.Tensor, list, tuple, dict)
     state = {k: v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, plain)}
     return name, _told(state) if kind is not thing else {}

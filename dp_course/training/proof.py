@@ -150,6 +150,7 @@ _KINDS = "odd", "vast", "huge", "endless", "zeros", "level", "special", "gaps"
 _TRIALS = [
     _Trial(4), *(_Trial(4, others=kind) for kind in _KINDS[:3]), _Trial(4, "gaps"),
     _Trial(4, others="copies"), _Trial(7, others="tiny"), _Trial(8)]
+_ONE_SIDED = [_Trial(4, kind, kind) for kind in ("high", "low", "padded")]  # all rows, or one
 _MORE = [*(_Trial(4, others=kind) for kind in (*_KINDS[:2:-1], "alike")),
          _Trial(4, "zeros", "zeros"), _Trial(4, "odd", "odd")]
 
@@ -281,6 +282,8 @@ def _prove_way(case):
         blocks = 128 if case.augment else min(case.largest, 128)  # what augment gets at a time
         trials += [(_Trial(max(2, b), others=others), "augment")
                    for others in ("usual", "tiny", "huge", "odd") for b in (4, 7, blocks)]
+        trials += [(_Trial(b), "augment") for b in range(2, 17)]
+    trials += [(trial, "loss_fn") for trial in _ONE_SIDED]
     with torch.random.fork_rng(_devices(stage)):
         for seed, (trial, until) in enumerate(trials, 200):
             if trial.plain:
@@ -323,9 +326,10 @@ def _refuse_memory(stage, pair, times):
 
 
 def _called_again(model, rows, rowwise, times):
-    "What a model says to the same rows some times in train mode, and once in eval mode."
+    "What a model says to the same rows: in eval mode, some times in train mode, in eval mode."
     with torch.no_grad():
-        said = [call_model(model, rows) for _ in range(times)]
+        said = [call_model(copy.deepcopy(model).eval(), rows)]  # what earlier rows left there
+        said += [call_model(model, rows) for _ in range(times)]
         said.append(call_model(model.eval(), rows))
     return [_chosen_rows(output, rowwise, count(rows)) for output in said]
 
@@ -335,7 +339,8 @@ def _all_sizes(largest, work, most=_WORK):
     order = torch.randperm(largest - 1, generator=torch.Generator().manual_seed(5)) + 1
     chosen = []
     left = most
-    for b in [largest, *order.tolist()[:500]]:
+    small = range(1, min(largest, 17))
+    for b in dict.fromkeys([largest, *small, *order.tolist()[:500]]):
         left -= b*work
         if left < 0:
             break
@@ -348,7 +353,21 @@ def _prove_places(case):
     if len(case.stage.rowwise) == 0 or not any(case.stage.rowwise):
         return
     with torch.random.fork_rng(_devices(case.stage)):
+        if case.data._normalize:
+            _compare_normalized(case.stage, case.largest)
         _exactly(_in_float64(case.stage, case.model), partial(_compare_places, case))
+
+
+def _compare_normalized(stage, largest):
+    "The same for `normalize`, which takes nearly no work."
+    raw, _ = _raw_rows(stage.data, largest, 11)
+    whole = leaves(model_input(stage.data, raw, stage.like))
+    size = sum(v[0].numel() for v in whole)
+    whole = _by_example(whole, 1, 1e-5)
+    for b in _all_sizes(largest, 300 + size, 1e7):
+        order = torch.arange(b, device=stage.like.device).flip(0)
+        part = leaves(model_input(stage.data, take(raw, order.cpu()), stage.like))
+        _refuse_place("normalize", whole, part, order)
 
 
 def _compare_places(case, stage):

@@ -219,7 +219,7 @@ class Trainer:
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
                        noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch))
         prove_units(engine, model, loss_fn, self.data, augment)
-        self._seal = Seal(model, clip=self.clip)
+        self._seal = self._sealed()
         if metric is not accuracy:  # the default is tried when it is used: not all evaluate
             self._try_metric()
 
@@ -238,7 +238,13 @@ class Trainer:
         if name in _PROVED and name in vars(self):
             raise ValueError(f"trainer.{name} cannot be replaced: the proof and the statement are "
                              f"about the one that it was made with; make a new Trainer")
+        if name == "optimizer" and name in vars(self):
+            value = _made_optimizer(value, self.model)
         super().__setattr__(name, value)
+
+    def _sealed(self):
+        parts = "clip", "loss_fn", "engine", "augment"
+        return Seal(self.model, **{name: vars(self)[name] for name in parts})
 
     def __reduce_ex__(self, protocol):
         raise ValueError("a trainer cannot be copied or pickled: both would go on with one secret "
@@ -248,7 +254,7 @@ class Trainer:
         "A copy with other rows, for audits: it knows the secret, so nothing of it may leave."
         twin = object.__new__(type(self))
         vars(twin).update(deepcopy(vars(self), {id(self): twin, id(self.data): data}))
-        twin._seal = Seal(twin.model, clip=twin.clip)
+        twin._seal = twin._sealed()
         return twin
 
     def _check_proof(self):

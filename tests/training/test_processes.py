@@ -20,7 +20,13 @@ from torch import nn
 from dp_course.cli import Job, make_config, train
 from dp_course.cli.main import main
 from dp_course.data import Examples, Views, multiplicity
-from dp_course.gradients import FlatClip, fast_grad_sum, fixed_shape, loop_grad_sum
+from dp_course.gradients import (
+    FlatClip,
+    bf16_engine,
+    fast_grad_sum,
+    fixed_shape,
+    loop_grad_sum,
+)
 from dp_course.privacy import PLDAccountant, PrivacyPlan, poisson_indices, step_generator
 from dp_course.training import (
     EMA,
@@ -411,7 +417,22 @@ def twice(output, y):
     return 2*loss(output, y)
 
 
+def times(factor):
+    def weighed(output, y):
+        return factor*loss(output, y)
+    return weighed
+
+
+def turned(x, y, generator):
+    return x.flip(-1), y
+
+
+def as_it_is(x, y, generator):
+    return x, y
+
+
 PARTS = {
+    "augment": dict(augment=[turned, as_it_is]),
     "clip": dict(clip=[FlatClip(1.), FlatClip(10.)]),
     "loss_fn": dict(loss_fn=[loss, twice]),
     "engine": dict(engine=[fast_grad_sum, loop_grad_sum]),
@@ -419,6 +440,38 @@ PARTS = {
 }
 DIFFERENT = {**{name: partial(other_part, **parts) for name, parts in PARTS.items()},
              "plan or network": other_plan, "training data": other_data, "weights": other_weights}
+
+
+INSIDE = {  # they differ in nothing but what a function closes over
+    "loss_fn": dict(loss_fn=[times(2.), times(3.)]),
+    "engine": dict(engine=[bf16_engine(fast_grad_sum), bf16_engine(loop_grad_sum)])}
+
+
+@pytest.mark.parametrize("word", INSIDE)
+def test_processes_whose_functions_hold_other_things_are_refused(word):
+    def work(peers):
+        try:
+            return other_part(peers, **INSIDE[word])
+        except ValueError as e:
+            return str(e)
+    for said in in_threads(2, work):
+        assert f"disagree about {word}" in str(said)
+
+
+def with_other_precision(peers):
+    "Both agree about augmentation; one of them computes in bfloat16."
+    return other_part(peers, precision=["float32", "bf16"])
+
+
+def with_other_augmentation(peers):
+    return other_part(peers, augment=[turned, as_it_is])
+
+
+@pytest.mark.parametrize("work, word", [(with_other_precision, "engine"),
+                                        (with_other_augmentation, "augment")])
+def test_precision_and_augmentation_are_compared_through_gloo(work, word, tmp_path):
+    for kind, text in together(2, work, tmp_path, timeout=60., wait=120):
+        assert kind == "ValueError" and f"disagree about {word}" in text
 
 
 @pytest.mark.parametrize("word", DIFFERENT)

@@ -1,0 +1,52 @@
+"Leaks that nobody had tried before, and innocents of ordinary practice; the table is in leaks.py."
+import leaks
+import pytest
+import torch
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ACCEPTED_ONCE = [
+    "rows: pairs", "rows: all positive", "rows: all negative", "model: longest", "model: eval mode",
+    "normalize: batches of ten", "items: columns", "items: reader", "other: mask, if all",
+    "other: augment, ten rows", "other: bytes"]
+
+
+def accepted(names):
+    return [name for name in names if leaks.answer(leaks.LEAKS[name]) is None]
+
+
+def test_what_was_accepted_once_is_refused():
+    assert accepted(ACCEPTED_ONCE) == []
+
+
+@pytest.mark.slow
+def test_no_leak_gets_through():
+    assert len(leaks.LEAKS) > 200
+    assert accepted(leaks.LEAKS) == []
+
+
+QUICK = ["one crop", "named columns", "reader of its own", "bytes", "masks", "padding", "views"]
+
+
+@pytest.mark.parametrize("names", [QUICK, pytest.param(leaks.INNOCENTS, marks=pytest.mark.slow)],
+                         ids=["quick", "all"])
+def test_innocents_pass_and_their_sums_are_those_of_a_loop(names):
+    for name in names:
+        run = leaks.trained(**leaks.INNOCENTS[name])
+        narrow = name in leaks.IN_FLOAT32
+        off = leaks.off_the_loop(run, torch.float32 if narrow else torch.float64)
+        assert off < (1e-5 if narrow else 1e-12), name
+
+
+def test_the_named_limits_are_limits():
+    "What is said not to be seen is not seen: so nobody believes in more."
+    assert [name for name, options in leaks.NAMED.items() if leaks.answer(options)] == []
+
+
+NEW_CHANGES = ["function", "optimizer", "loss, other weight"]  # test_attacks.py has the others
+
+
+@pytest.mark.parametrize("names", [NEW_CHANGES, pytest.param(
+    leaks.CHANGES, marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_what_is_changed_after_the_proof_is_refused(names):
+    said = {name: leaks.answer_after(leaks.CHANGES[name]) for name in names}
+    assert [name for name, text in said.items() if text is None] == []
