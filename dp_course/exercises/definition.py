@@ -80,8 +80,6 @@ check_laplace_delta = Exercise(
         "the exponent is half of eps - level": lambda eps, level: 1 - math.exp(eps - level),
         "the scale is 1/level: a loss of `level`, not of 1/level, is the largest":
             lambda eps, level: max(0., -math.expm1((eps - 1/level)/2)),
-        "it is pure from eps = level on only: below that, delta is above 0":
-            lambda eps, level: 0.,
         "the sign of the exponent: delta shrinks as eps grows":
             lambda eps, level: 1 - math.exp((level - eps)/2),
         "from 0 to 1 the loss is level*(2y - 1): it has twice the slope, so eps - level is halved":
