@@ -21,6 +21,21 @@ def honest(trainer):
     return trainer
 
 
+def _of_its_own(function):
+    def same(*args):
+        return function(*args)
+    return same
+
+
+def suspect(change):
+    "A suspect none of whose functions is the course's own: what it does tells, not what it holds."
+    def disguised(trainer):
+        trainer = change(trainer)
+        parts = {part: _of_its_own(getattr(trainer, part)) for part in ("bound", "noise", "draw")}
+        return replace(trainer, **parts)
+    return Suspect(disguised)
+
+
 def _bound_too_wide(grads, max_norm):
     right = SmallTrainer.__dataclass_fields__["bound"].default
     return right(grads, 1.5*max_norm)
@@ -75,7 +90,7 @@ def check_move(your_function, seed=None):
                 lambda *args: moved(*args, together=False)})
 
     def judged(change, size=1.):
-        case = Suspect(change), examples(trial.seed % 1000 + trial.calls), _stranger(trial, size)
+        case = suspect(change), examples(trial.seed % 1000 + trial.calls), _stranger(trial, size)
         if trial.calls == 0:
             got, want = trial(*case), moved(*case)
             trial.need(not (got > 3 and want < 1.1), f"got {got:.4g}, expected {want:.4g}",
@@ -105,9 +120,9 @@ def check_noise(your_function, seed=None):
     batch = examples(trial.seed % 1000)
 
     def judged(change, right, tries=150):
-        suspect = Suspect(change)
-        got = trial(suspect, batch, tries)
-        names = list(suspect.step(*batch, torch.Generator()))
+        theirs = suspect(change)
+        got = trial(theirs, batch, tries)
+        names = list(theirs.step(*batch, torch.Generator()))
         trial.need(isinstance(got, dict) and list(got) == names, f"got {str(got)[:80]}",
                    "a dict with one number per parameter tensor")
         for name in names:
@@ -139,11 +154,11 @@ def check_noise(your_function, seed=None):
 
 def _accused(trial, change, runs, first=0):
     "How many runs of a sampler are called impossible."
-    suspect = Suspect(change)
+    theirs = suspect(change)
     said = []
     for run in range(runs):
         secret = trial.seed + 1000*first + run
-        answer = trial(suspect.batches(200, secret), suspect.n, suspect.q)
+        answer = trial(theirs.batches(200, secret), theirs.n, theirs.q)
         trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
         said.append(not bool(answer))
     return sum(said)
@@ -197,7 +212,7 @@ def check_verdict(your_function, seed=None):
     ))
 
     def judged(change, want):
-        got = trial(Suspect(change))
+        got = trial(suspect(change))
         why = ""
         if want == "nothing":
             why = "an honest trainer is accused: allow for chance and rounding"

@@ -244,6 +244,41 @@ def test_what_is_changed_is_a_copy():
     assert judge(zero).score == (0, 2)
 
 
+class AlwaysEqual:
+    def __eq__(self, other):
+        return True
+
+
+class LyingText(str):
+    __eq__, __hash__ = AlwaysEqual.__eq__, str.__hash__
+
+
+class LyingTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            wanted = func.__name__ in ("detach", "cpu", "double", "squeeze", "flatten")
+            return args[0] if wanted else torch.zeros(3)
+
+
+@pytest.mark.parametrize("liar", [AlwaysEqual(), LyingText("no"), [AlwaysEqual()]])
+def test_an_answer_is_not_asked_whether_it_is_right(liar):
+    trial = Trial(lambda x: liar, "check_it", 1)
+    with trial.holds("a word"):
+        trial.same(lambda x: "yes", 1)
+    with trial.holds("the same word, compared by the check"):
+        trial.need(trial(1) == "yes", "it is another word")
+    with trial.holds("one of two words"):
+        trial.need(trial.said(lambda trial: (1,), 3, ("yes", "maybe"))["yes"] == 3, "not yes")
+    assert trial.card().score == (0, 3)
+
+
+def test_a_tensor_that_answers_for_itself_is_a_plain_one():
+    lie = torch.ones(3).as_subclass(LyingTensor)
+    assert judge(lambda x: lie).score == (0, 2)
+    assert judge(lambda x: (2*torch.as_tensor(x["a"])).as_subclass(LyingTensor)).solved
+
+
 def test_no_traceback_of_ours():
     def crash(x):
         raise SystemExit(3)
