@@ -37,6 +37,7 @@ from dp_course.training import Trainer, refuse_unbounded, sweep
 from dp_course.training.trainer import _check_saved
 from experiments import clipping as recipe
 
+pytestmark = pytest.mark.usefixtures("proved_once")
 loss = partial(F.cross_entropy, reduction="none")
 ENGINES = [hook_grad_sum, vmap_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
 float64 = partial(torch.tensor, dtype=torch.float64)
