@@ -10,8 +10,10 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         Journal load_checked save_atomic write_all""",
     "guard_clip": """
         refuse_mixed_clip refuse_unbounded""",
+    "guard_engine": """
+        prove_engine prove_units""",
     "guard_labels": """
-        check_label_kind check_labels refuse_parameters_in_loss""",
+        check_label_kind check_labels refuse_mixed_loss refuse_parameters_in_loss""",
     "guard_model": """
         FrozenNorm Seal check_model check_optimizer dropouts fix refuse_known refuse_mixing
         shaken""",
@@ -30,7 +32,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "processes": """
         Peers ProcessTrainer join shard""",
     "proof": """
-        PROOFS prove_again prove_separate prove_units""",
+        PROOFS prove_again prove_separate""",
     "reading": """
         BatchReader digest_of fingerprint""",
     "records": """

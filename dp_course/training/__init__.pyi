@@ -17,8 +17,11 @@ from .checkpoints import save_atomic as save_atomic
 from .checkpoints import write_all as write_all
 from .guard_clip import refuse_mixed_clip as refuse_mixed_clip
 from .guard_clip import refuse_unbounded as refuse_unbounded
+from .guard_engine import prove_engine as prove_engine
+from .guard_engine import prove_units as prove_units
 from .guard_labels import check_label_kind as check_label_kind
 from .guard_labels import check_labels as check_labels
+from .guard_labels import refuse_mixed_loss as refuse_mixed_loss
 from .guard_labels import refuse_parameters_in_loss as refuse_parameters_in_loss
 from .guard_model import FrozenNorm as FrozenNorm
 from .guard_model import Seal as Seal
@@ -57,7 +60,6 @@ from .processes import shard as shard
 from .proof import PROOFS as PROOFS
 from .proof import prove_again as prove_again
 from .proof import prove_separate as prove_separate
-from .proof import prove_units as prove_units
 from .reading import BatchReader as BatchReader
 from .reading import digest_of as digest_of
 from .reading import fingerprint as fingerprint

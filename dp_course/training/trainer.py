@@ -29,7 +29,8 @@ from .guard_model import Seal, check_optimizer, dropouts
 from .guard_plan import check_plan, in_units, most_rows
 from .ledger import STEPS, Book, Entry
 from .metrics import accuracy
-from .proof import prove_again, prove_separate, prove_units
+from .guard_engine import prove_units
+from .proof import prove_again, prove_separate
 from .reading import BatchReader, fingerprint
 
 # %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
