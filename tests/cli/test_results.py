@@ -30,8 +30,6 @@ from dp_course.cli import (
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.training import load_runs, mean_std, read_record, run_file
 
-pytestmark = pytest.mark.usefixtures("proved_once")
-
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT/"runs"
 

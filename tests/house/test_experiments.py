@@ -19,8 +19,6 @@ from dp_course.training import flat_row, read_record, read_runs, run_file, sweep
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import classes, clipping, falling, harness, kernels, scaling, tricks, views  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("proved_once")
-
 RECIPES = {recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)}
 
 
