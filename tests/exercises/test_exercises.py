@@ -21,7 +21,8 @@ from dp_course.exercises import Card, Trial, how_far, listed
 from dp_course.exercises import cards as exercises
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT/"tools"))
+sys.path[:0] = [str(ROOT/"tools"), str(ROOT/"tests")]
+import answers  # noqa: E402
 import student  # noqa: E402
 
 TABLES = {path.stem: runpy.run_path(str(path))
@@ -204,6 +205,14 @@ def test_what_breaks_privacy_earns_half_at_most(check, words, leaks, spaces):
     passed, total = card.score
     assert card.leaks == leaks == ("breaks privacy" in repr(card))
     assert passed <= total//2 or not leaks
+
+
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_hundreds_of_wrong_answers_and_unusual_right_ones(all_of_them, spaces):
+    "Wrong ones are refused in words, those that break privacy earn half at most, right ones all."
+    def judge(check, code):
+        return verdict(answers.named(code, NAMES[check][1]), check, spaces, seed=1)
+    assert not list(answers.complaints(NAMES, judge, all_of_them))
 
 
 # --- the machinery
