@@ -47,6 +47,7 @@ from dp_course.gradients import (
     bf16_product_ratio,
     fast_grad_sum,
     has_bfloat16,
+    layers,
     loop_grad_sum,
 )
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wrn16_4  # noqa: E402
@@ -75,6 +76,7 @@ PLAIN_NETWORK = {resnet20: partial(resnet20, conv=nn.Conv2d),
                  wrn16_4: partial(wrn16_4, conv=nn.Conv2d)}
 OURS = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",
         "fast_grad_sum"]
+FLOAT32 = "float32 sums"  # what the sum over examples costs in float64: a float32 sum is unsafe
 COMPARED = ["plain SGD", "fast_grad_sum"]
 OPACUS = {"opacus hooks": "hooks", "opacus functorch": "functorch", "opacus ghost": "ghost",
           "opacus hooks, WS rule": "rule", "opacus hooks, no WS": "plain network"}
@@ -128,6 +130,23 @@ def engine_step(case, device, engine):
             engine(model, LOSS, x, y, clip)
 
     return step
+
+
+@contextmanager
+def float32_sums():
+    "Let the fast engine measure and add up kept gradients in float32, as it did before."
+    measured, added = layers._row_norms, layers._add_rows
+    layers._row_norms = lambda rows: torch.linalg.vector_norm(rows, dim=1).double()
+    layers._add_rows = lambda total, rows, factors: total.add_(factors.to(rows) @ rows)
+    try:
+        yield
+    finally:
+        layers._row_norms, layers._add_rows = measured, added
+
+
+def unsafe_grad_sum(*args):
+    with float32_sums():
+        return fast_grad_sum(*args)
 
 
 def opacus_ghost(model, sgd, b):
@@ -218,6 +237,8 @@ def make(case, name, device):
         return engine_step(case, device, torch.compile(engine))
     if name == "one at a time":
         return engine_step(case, device, loop_grad_sum)
+    if name == FLOAT32:
+        return engine_step(case, device, unsafe_grad_sum)
     if name in OPACUS:
         return opacus_step(case, device, OPACUS[name])
     return engine_step(case, device, getattr(gradients, name))
@@ -416,7 +437,7 @@ def parse(argv):
 
 def runs(args):
     "All cases, one after the other: (part of the record, name, rows)."
-    names = args.engines or [*OURS, *OPACUS, *([] if args.quick else ["one at a time"])]
+    names = args.engines or [*OURS, FLOAT32, *OPACUS, *([] if args.quick else ["one at a time"])]
     rounds = args.rounds or (3 if args.quick else 9)
     memory = not (args.quick or args.no_memory)
     for case in args.cases or (["resnet20-128", "cnn26k-512"] if args.quick else CASES):

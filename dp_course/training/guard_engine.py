@@ -266,14 +266,14 @@ def _flat(alone):
 _WORK = 6e8  # multiplications that a proof may spend beyond what is always tried
 
 
-def _sizes(case):
+def _sizes(dims, largest, work):
     "Batch sizes at which the engine is compared: they follow from shapes alone."
-    small = sorted(d for d in {*case.dims, 7, 8} if 1 < d <= 64 and d not in (3, 4))
-    largest = [case.largest]*(case.largest > max(4, *small))
+    small = sorted(d for d in {*dims, 7, 8} if 1 < d <= 64 and d not in (3, 4))
+    last = [largest]*(largest > max(4, *small))
     sizes = [3, 4]
     left = _WORK
-    for b in (*small, *largest):
-        left -= b*case.work
+    for b in (*small, *last):
+        left -= b*work
         if left < 0:
             break
         sizes.append(b)
@@ -281,16 +281,23 @@ def _sizes(case):
 
 
 def prove_engine(
-    case,  # what is to be proved: engine, model, `stage`, `work`, `dims`, `largest`
-):
-    "Compare engine and truth at all sizes."
-    if case.engine is loop_grad_sum:  # is the truth
-        return
-    stages = _in_float64(case.stage, case.model)
-    case.sizes = _sizes(case)
-    _exactly(stages, partial(_compare_engine, case.engine, case.sizes))
-    if not case.stage.like.is_cuda:  # an index out of range would spoil its context
-        _exactly(stages, partial(_prove_apart, case.engine, case.work))
+    engine,       # (model, loss_fn, x, y, clip) -> clipped sum, norms (l,b)
+    model,        # `nn.Module`; it stays as it is
+    stage,        # a copy of it, with made-up rows
+    dims,         # dimensions of its activations
+    largest:int,  # examples that the engine gets at a time
+    work:float,   # multiplications that a row costs
+):                # batch sizes that were tried
+    "Compare an engine with one row at a time, at many sizes and beside odd neighbours."
+    # ValueError
+    if engine is loop_grad_sum:  # is the truth
+        return ()
+    stages = _in_float64(stage, model)
+    sizes = _sizes(dims, largest, work)
+    _exactly(stages, partial(_compare_engine, engine, sizes))
+    if not stage.like.is_cuda:  # an index out of range would spoil the GPU's context
+        _exactly(stages, partial(_prove_apart, engine, work))
+    return sizes
 
 
 def _compare_engine(engine, sizes, stage):

@@ -423,6 +423,11 @@ def _check_clip(case):
     refuse_mixed_clip(case.clip, len(params), device, case.noised, case.largest)
 
 
+def _check_engine(case):
+    case.sizes = prove_engine(
+        case.engine, case.model, case.stage, case.dims, case.largest, case.work)
+
+
 PROOFS = {  # name -> f(case), which raises ValueError
     "the model can be trained, and has no layer that is known to mix": _check_parts,
     "a factor depends on its own norms, and a clip learns nothing for free": _check_clip,
@@ -430,7 +435,7 @@ PROOFS = {  # name -> f(case), which raises ValueError
     "rows, model, loss and labels fit": _check_fit,
     "from raw row to loss, no row feels the others": _prove_way,
     "neither an example's place nor the number of the others matters": _prove_places,
-    "the engine's sums and norms are those of one row at a time": prove_engine,
+    "the engine's sums and norms are those of one row at a time": _check_engine,
 }
 
 

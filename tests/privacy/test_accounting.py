@@ -277,7 +277,8 @@ def test_a_tail_that_rounding_drowns_is_never_below_the_truth(q, sigma, delta):
 @by_values("q, sigma, steps, h", [
     (.04, 1.6138, 625, 1e-4), (1/13, 2.8809, 650, 1e-4), (.001, .6, 1000, 1e-4),
     (.01, 1, 10_000, 1e-4), (.25, 5, 100, 1e-4), (.5, .6, 10, 1e-3), (.08192, 10, 10_000, 1e-4),
-    (1e-3, 1, 100, 2e-5), (.01, .4, 1000, 3e-4), (.25, 30, 100_000, 1e-4)])
+    pytest.param(1e-3, 1, 100, 2e-5, marks=pytest.mark.slow),
+    pytest.param(.01, .4, 1000, 3e-4, marks=pytest.mark.slow), (.25, 30, 100_000, 1e-4)])
 def test_pld_agrees_with_dp_accounting(q, sigma, steps, h):
     one = from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=h)
     theirs = one.self_compose(steps)
@@ -876,8 +877,9 @@ MIXED = [((.04, 1.6138, 625), (1, 30., 12)), ((1/13, 2.8809, 650), (1, 5., 12)),
          ((.001, .6, 1000), (1, 4., 1), (1, 20., 3)), ((.2, 3., 50), (.01, 1., 200), (1, 8., 2))]
 
 
-@by_values("parts", MIXED)
-@by_values("delta", [1e-5, 1e-7])
+@by_values("parts, delta", [
+    pytest.param(parts, delta, marks=[pytest.mark.slow]*(delta == 1e-7 and parts != MIXED[0]))
+    for parts in MIXED for delta in (1e-5, 1e-7)])
 def test_a_budget_composes_exactly(parts, delta):
     book = Budget(delta=delta)
     for i, (q, sigma, steps) in enumerate(parts):
