@@ -367,6 +367,7 @@ def test_what_does_not_learn_stays_as_it_was(as_if_there):
         assert len(others) == moved, others
 
 
+@pytest.mark.slow
 def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
     cell = MAX_100 | dict(stage="final", steps=5, batch=60., seed=3)
     theirs, row = trainer_of(cell, monkeypatch)

@@ -800,6 +800,7 @@ def test_a_model_that_insists_on_its_precision_is_proved_in_that():
         prove_separate(fast_grad_sum, Float32Only(mix=True), loss, data)
 
 
+@pytest.mark.slow
 def test_it_costs_about_a_second_at_most():
     data = Examples(torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9))
     model = resnet20(10)
