@@ -259,12 +259,24 @@ def check_mended_step(your_function, seed=None):
         trial.need(not found, found, "an empty batch has a mean of 0/batch_size")
         found = gap(step(torch.zeros(3, 4), 1., 5.), torch.zeros(4), zero=1e-9)
         trial.need(not found, found, "0/0 is NaN: keep the norms from being 0")
-    with trial.holds("the noise is sigma times max_norm, over the batch size"):
-        for max_norm, sigma, size in ((3., 1., 10.), (.1, 2., 40.)):
-            got = trial(torch.zeros(2, 5000), max_norm, sigma, size, trial.fresh_generator())
+    with trial.holds("all randomness comes from the generator"):
+        one, same, other = (trial(torch.zeros(2, 3), 1., 1., 1., torch.Generator().manual_seed(s))
+                            for s in (7, 7, 8))
+        trial.need(not gap(same, one, 0), "two runs with one seed differ",
+                   "pass generator=generator to torch.randn")
+        trial.need(bool(gap(other, one)), "another seed gave the same noise",
+                   "the same noise in every step can be subtracted: draw it from `generator`",
+                   leaks=True)
+    with trial.holds("the noise is sigma times max_norm, over the batch size, for any batch"):
+        for rows, max_norm, sigma, size in ((60, 3., 1., 10.), (2, .1, 2., 40.), (0, 1., 1., 9.)):
+            got = trial(torch.zeros(rows, 5000), max_norm, sigma, size, trial.fresh_generator())
             ratio = torch.as_tensor(got).double().std().item()*size/(sigma*max_norm)
             why = "sigma is a multiplier: the noise is sigma*max_norm" if (
                 abs(ratio*max_norm - 1) < .1) else "divide the noise by the batch size, once"
-            trial.need(abs(ratio - 1) < .05, f"{ratio:.3g} times what it should be", why,
-                       leaks=ratio < 1)
+            if abs(ratio*rows/size - 1) < .1:
+                why = "the noise does not depend on who came: divide by batch_size, not len(grads)"
+            elif rows == 0:
+                why = "a batch of nobody has the same noise as any other"
+            trial.need(abs(ratio - 1) < .05, f"{ratio:.3g} times what it should be, with {rows} "
+                       "rows", why, leaks=ratio < 1)
     return trial.card()
