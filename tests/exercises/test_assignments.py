@@ -298,8 +298,8 @@ leaderboard.hand_in(make_config("digits-eps3"), sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("kind,threads", [
-    ("avx2", 1), pytest.param(None, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind,threads", [("avx2", 1), (None, 2)])
 def test_a_run_of_another_processor_stands(tmp_path, kind, threads):
     "It rounds otherwise, so its noise is another: the ledger says which."
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

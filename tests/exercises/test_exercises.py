@@ -64,8 +64,10 @@ EXERCISES = [(stem, *asked(cell.source)) for stem in CONVERTED for cell in tagge
 NAMES = {check: (stem, name) for stem, check, name in EXERCISES}
 
 # Thousands of calls each, or an accountant's search for every answer: in `make test-slow`.
-LONG = {"check_guilty", "check_second_sigma", "check_affordable", "check_advise", "check_compare",
-        "check_judge", "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
+LONG = {"check_mean_error", "check_poisson_by_jumps", "check_best_of", "check_search_cost",
+        "check_clearly_better", "check_eps_of_rows", "check_believable", "check_guilty",
+        "check_second_sigma", "check_affordable", "check_advise", "check_compare", "check_judge",
+        "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +159,23 @@ ROWS = [pytest.param(check, words, marks=[pytest.mark.slow]*(check in LONG and w
         for words in WRONG[check]]
 
 
+def diagnosed(check, words, spaces, seed):
+    card = verdict(wrong_answer(check, words), check, spaces, seed)
+    assert not card.solved and card.numbers
+    assert words in card.why, card
+    assert 1 <= len(card.hints) <= 3 == card.of_hints
+
+
 @pytest.mark.parametrize("check,words", ROWS)
 def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
-    code = wrong_answer(check, words)
-    for seed in (1,) if check in SLOW else (1, 2):
-        card = verdict(code, check, spaces, seed)
-        assert not card.solved and card.numbers
-        assert words in card.why, card
-        assert 1 <= len(card.hints) <= 3 == card.of_hints
+    diagnosed(check, words, spaces, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", sorted(set(WRONG) - SLOW))
+def test_other_cases_lead_to_the_same_diagnosis(check, spaces):
+    for words in WRONG[check]:
+        diagnosed(check, words, spaces, seed=2)
 
 
 LEAKS = [  # answers that break privacy, though most properties hold
