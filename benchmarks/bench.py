@@ -36,6 +36,7 @@ if __name__ == "__main__" and any(os.environ.get(n) != v for n, v in MALLOC.item
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 
 from dp_course import gradients  # noqa: E402
@@ -63,10 +64,31 @@ except ImportError:  # a GPU machine may have none
 warnings.filterwarnings("ignore")  # Opacus' hooks warn at every step
 LOSS = partial(F.cross_entropy, reduction="none")
 IMAGE, DIGIT = (3, 32, 32), (1, 28, 28)
+
+
+def vit():
+    return torchvision.models.VisionTransformer(32, 4, 6, 4, 128, 256, num_classes=10)
+
+
+def mobilenet():
+    def norm(channels):
+        return nn.GroupNorm(8 if channels % 8 == 0 else 4, channels)
+
+    model = torchvision.models.mobilenet_v2(num_classes=10, norm_layer=norm)
+    model.classifier[0] = nn.Identity()  # dropout
+    return model
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
 CASES = {  # network, shape of an example, examples, views (None: not a batch of views)
     "resnet20-128": (resnet20, IMAGE, 128, None), "resnet20-256": (resnet20, IMAGE, 256, None),
     "wrn16_4-32": (wrn16_4, IMAGE, 32, None), "cnn26k-512": (papernot_cnn, DIGIT, 512, None),
-    "resnet20-16x16": (resnet20, IMAGE, 16, 16), "wrn16_4-4x16": (wrn16_4, IMAGE, 4, 16)}
+    "resnet20-16x16": (resnet20, IMAGE, 16, 16), "wrn16_4-4x16": (wrn16_4, IMAGE, 4, 16),
+    "vit-32": (vit, IMAGE, 32, None), "mobilenet-32": (mobilenet, (3, 64, 64), 32, None),
+    "mlp-256": (mlp, DIGIT, 256, None)}
 HALF_CASES = ["resnet20-128", "resnet20-256", "wrn16_4-32"]
 HALF = ["plain bf16", "fast bf16"]
 COMPILED = ["plain compiled", "fast compiled"]

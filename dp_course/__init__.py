@@ -13,6 +13,7 @@ to look at private data, paid     callbacks=[Plateau(NoisyAccuracy(x, y, ...), e
 to read tables, or a memmap       Examples(x, y)
 to protect who has many rows      Examples(x, y, groups=owners), PrivacyPlan(..., unit="person")
 to use another loss or metric     Trainer(..., loss_fn=loss, metric=binary_accuracy)
+to train a net with BatchNorm     fix(model), or FrozenBatchNorm2d
 to fine-tune a part, or adapters  model[1].requires_grad_(False)
 to save memory                    micro_batch=32
 to compute in bfloat16            precision="bf16", or "auto": the faster one

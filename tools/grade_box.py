@@ -112,7 +112,9 @@ def command(
     alone = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
              "--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
              "--hostname", "box"]
-    return ["bwrap", *alone, *_environment(), *_mounts(folder, more, megabytes),
+    # the first process of the box is bubblewrap itself: what it was given stands in /proc/1/environ
+    bare = ["env", "-i", f"PATH={os.environ.get('PATH', os.defpath)}"]
+    return [*bare, "bwrap", *alone, *_environment(), *_mounts(folder, more, megabytes),
             "--seccomp", str(calls), "--", *map(str, program)]
 
 

@@ -3,7 +3,7 @@ import math
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import uniform
-from dp_course.exercises import Trial, below
+from dp_course.exercises import Refused, Trial, below
 
 ORDERS = [*range(2, 65), 128, 256]
 
@@ -12,20 +12,27 @@ def gaussian(alpha, sigma):
     return alpha/(2*sigma**2) if sigma else math.inf
 
 
-def sampled(alpha, q, sigma, factor=1., coins=True, divide=True):
+def sampled(alpha, q, sigma, factor=1., coins=True, divide=True, first=0, last=0, ways=True,
+            square=False):
     "The right divergence, or a wrong one."
     if q == 0:
         return 0.
     if q == 1:
         return gaussian(alpha, sigma)
     logs = []
-    for k in range(alpha + 1):
-        log = math.lgamma(alpha + 1) - math.lgamma(k + 1) - math.lgamma(alpha - k + 1)
+    for k in range(first, alpha + 1 - last):
+        log = ways*math.log(math.comb(alpha, k))
         log += k*math.log(q) + ((alpha - k)*math.log1p(-q) if coins else 0.)
-        logs.append(log + factor*k*(k - 1)/(2*sigma**2))
+        logs.append(log + factor*k*(k if square else k - 1)/(2*sigma**2))
     top = max(logs)
     total = top + math.log(math.fsum(math.exp(v - top) for v in logs))
     return total/(alpha - 1) if divide else total
+
+
+def _terms(alpha, q, sigma):
+    "Logarithms of the terms of the sum."
+    return [math.log(math.comb(alpha, k)) + k*math.log(q) + (alpha - k)*math.log1p(-q)
+            + k*(k - 1)/(2*sigma**2) for k in range(alpha + 1)]
 
 
 def converted(rdp, delta):
@@ -50,7 +57,11 @@ def check_rdp_gaussian(your_function, seed=None):
         unsafe=below, slips={
             "the 2 belongs below the line": lambda alpha, sigma: alpha/sigma**2,
             "sigma is squared": lambda alpha, sigma: alpha/(2*sigma),
-            "it grows with the order": lambda alpha, sigma: 1/(2*sigma**2)})
+            "it grows with the order": lambda alpha, sigma: 1/(2*sigma**2),
+            "alpha itself, not alpha*(alpha - 1): that is the logarithm of the moment":
+                lambda alpha, sigma: alpha*(alpha - 1)/(2*sigma**2),
+            "alpha, not alpha - 1": lambda alpha, sigma: (alpha - 1)/(2*sigma**2),
+            "the 2 is not squared along": lambda alpha, sigma: alpha/(2*sigma)**2})
     with trial.holds("a few orders"):
         for alpha in (2, 5, 64):
             trial.same(gaussian, alpha, uniform(trial, .5, 3.))
@@ -59,7 +70,11 @@ def check_rdp_gaussian(your_function, seed=None):
     with trial.holds("very much noise"):
         trial.same(gaussian, 2, 1e4)
     with trial.holds("no noise"):
-        got = trial(2, 0.)
+        try:
+            got = trial(2, 0.)
+        except Refused as refused:
+            refused.why = "at sigma = 0 nothing is hidden: math.inf, no error"
+            raise
         trial.need(got == math.inf, f"got {got}", "without noise nothing is hidden: math.inf",
                    leaks=True)
     return trial.card()
@@ -79,6 +94,22 @@ def check_rdp_sampled(your_function, seed=None):
                 lambda alpha, q, sigma: sampled(alpha, q, sigma, coins=False),
             "the exponent is k(k - 1)/(2 sigma^2)":
                 lambda alpha, q, sigma: sampled(alpha, q, sigma, factor=2.),
+            "all alpha + 1 terms: k = alpha is the last of them, and the largest":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma, last=1),
+            "the sum begins at k = 0": lambda alpha, q, sigma: sampled(alpha, q, sigma, first=1),
+            "the exponent has k*(k - 1), not k^2":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma, square=True),
+            "the binomials are missing: lgamma(n + 1) is ln n!":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma, ways=False),
+            "divide by alpha - 1, not by alpha":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma)*(alpha - 1)/alpha,
+            "the natural logarithm": lambda alpha, q, sigma: sampled(alpha, q, sigma)/math.log(10),
+            "the largest term alone is not the sum: add exp(v - top) of all":
+                lambda alpha, q, sigma: max(_terms(alpha, q, sigma))/(alpha - 1),
+            "the largest term was taken out of the sum: put it back, top + ln(...)":
+                lambda alpha, q, sigma: sampled(alpha, q, sigma)
+                - max(_terms(alpha, q, sigma))/(alpha - 1),
+            "sampling is no factor q": lambda alpha, q, sigma: q*gaussian(alpha, sigma),
             "sampling is no factor q^2: that holds for tiny q and low orders only":
                 lambda alpha, q, sigma: q*q*gaussian(alpha, sigma)})
     with trial.holds("low orders"):
@@ -87,12 +118,22 @@ def check_rdp_sampled(your_function, seed=None):
     with trial.holds("rates as in training"):
         trial.same(sampled, 16, uniform(trial, .01, .1), uniform(trial, .8, 1.5), rtol=1e-4)
     with trial.holds("order 256, where powers overflow"):
-        trial.same(sampled, 256, .05, .6)
+        try:
+            trial.same(sampled, 256, .05, .6)
+        except Refused as refused:
+            refused.why = "a float ends at 1e308: add up logarithms"*("Overflow" in str(refused))
+            raise
     with trial.holds("a rate of 0: she is never looked at"):
         trial.same(sampled, 4, 0., 1., zero=1e-12)
     with trial.holds("a rate of 1: the plain Gaussian"):
         trial.same(sampled, 16, 1., 1.3)
     return trial.card()
+
+
+def _bounds(rdp, log_delta, below=1, turned=1, order=1):
+    "What each order proves; or with one of its parts changed."
+    return [v + turned*math.log((a - 1)/a) - (log_delta + order*math.log(a))/(a - below)
+            for a, v in rdp.items()]
 
 
 def _classic(rdp, delta):
@@ -110,6 +151,20 @@ def check_to_epsilon(your_function, seed=None):
             "that is the older conversion, valid but larger: use the one in the question": _classic,
             "every order gives a valid bound: take the smallest, not the largest":
                 lambda rdp, delta: max(0., max(converted({a: v}, delta) for a, v in rdp.items())),
+            "the natural logarithm of delta":
+                lambda rdp, delta: max(0., min(_bounds(rdp, math.log10(delta)))),
+            "divide by a - 1, not by a":
+                lambda rdp, delta: max(0., min(_bounds(rdp, math.log(delta), below=0))),
+            "ln((a - 1)/a): the fraction stands the other way round":
+                lambda rdp, delta: max(0., min(_bounds(rdp, math.log(delta), turned=-1))),
+            "both logarithms are subtracted: -(ln delta + ln a)/(a - 1)":
+                lambda rdp, delta: max(0., min(_bounds(rdp, math.log(delta), order=-1))),
+            "delta has a price: a divergence alone is no eps":
+                lambda rdp, delta: min(rdp.values()),
+            "every order gives a bound: the smallest of them, no mean":
+                lambda rdp, delta: max(0., sum(_bounds(rdp, math.log(delta)))/len(rdp)),
+            "the order with the smallest bound, not with the smallest divergence":
+                lambda rdp, delta: converted({min(rdp, key=rdp.get): min(rdp.values())}, delta),
             "eps below 0 promises nothing more than 0":
                 lambda rdp, delta: min(v + math.log((a - 1)/a) - (math.log(delta) + math.log(a))
                                        / (a - 1) for a, v in rdp.items())})
@@ -151,6 +206,14 @@ def check_run_epsilon(your_function, seed=None):
             "all phases look at the same people: they add up": largest,
             "the average plan costs less than the plans: cost is not linear in q and sigma":
                 average,
+            "squares of eps do not add up either: divergences do":
+                lambda phases, delta: math.hypot(*(cost([phase], delta) for phase in phases)),
+            "delta is paid once, for all phases together; epsilons add up to too much":
+                lambda phases, delta: apart(phases, delta/max(1, len(phases))),
+            "every phase has its own number of steps": lambda phases, delta: cost(
+                [(q, s, phases[0][2]) for q, s, _ in phases], delta) if phases else 0.,
+            "each phase draws at its rate q: without that it costs far more":
+                lambda phases, delta: cost([(1., s, n) for _, s, n in phases], delta),
             "every step counts": lambda phases, delta: cost([(q, s, min(1, n))
                                                              for q, s, n in phases], delta)})
     with trial.holds("two phases"):
@@ -194,7 +257,12 @@ def check_calibrate(your_function, seed=None):
     with trial.holds("a cost in stairs"):
         judged(lambda sigma: math.ceil(100/sigma)/10, uniform(trial, 1., 3.))
     with trial.holds("much noise: sigma beyond 1000"):
-        judged(lambda sigma: 1e3/sigma, .3)
+        try:
+            judged(lambda sigma: 1e3/sigma, .3)
+        except Refused as refused:
+            refused.why = refused.why or "the interval ends at 1e4, not before"*(
+                "ValueError" in str(refused))
+            raise
     with trial.holds("a budget that nothing meets"):
         try:
             got = your_function(lambda sigma: 1. + 1/sigma, .5)

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, one_hot, softmax
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import judge_case
-from dp_course.exercises import Trial, gap
+from dp_course.exercises import Refused, Trial, gap
 
 RTOL = 1e-3  # float32, as in the examples that students see
 
@@ -52,6 +52,8 @@ def check_clipped_sum(your_function, seed=None):
             lambda grads, c: (c*grads/grads.norm(dim=1, keepdim=True)).sum(0),
         "bound the length of the row, not each coordinate":
             lambda grads, c: grads.clamp(-c, c).sum(0),
+        "the length is the root of the sum of squares, not the sum of |entries|":
+            lambda grads, c: (grads*(c/grads.abs().sum(1, keepdim=True)).clamp(max=1)).sum(0),
         "a sum, not a mean": lambda grads, c: clipped(grads, c)/len(grads)}
     trial = Trial(your_function, "check_clipped_sum", seed, (
         "The factor of an example is 1 if it is short, and max_norm/norm if it is long.",
@@ -106,8 +108,24 @@ def check_noisy_mean(your_function, seed=None):
             why = "sigma is a multiplier: the noise is sigma times max_norm"
         elif abs(ratio*batch_size - 1) < .2:
             why = "the noise is divided by the batch size twice"
+        elif abs(ratio*batch_size**.5 - 1) < .2:
+            why = "the noise is divided by batch_size, once, as the sum is: no root of it besides"
+        elif abs(ratio*max_norm**2 - 1) < .2:
+            why = "the noise grows with max_norm: multiply, don't divide"
+        elif sigma != 1 and abs(ratio/sigma - 1) < .1:
+            why = "sigma is a standard deviation already: no square"
+        elif ratio < 1e-3:
+            why = "noise for every coordinate: draw as many numbers as the sum has"
+        elif ratio < 1:
+            why = "each coordinate's noise is sigma*max_norm*torch.randn(...), no less"
         trial.need(abs(ratio - 1) < room, f"the noise is {ratio:.4g} times what it should be", why,
                    leaks=ratio < 1)
+        # of independent numbers neighbours are related by 1/sqrt(n)
+        z = noise/right
+        related = (z[1:]*z[:-1]).mean().item()*math.sqrt(len(z))
+        trial.need(abs(related) < 4.8, f"neighbours' noise is related: {related:.3g} standard "
+                   "errors", "every coordinate has noise of its own: whoever knows one knows the "
+                   "other", leaks=True)
         off = noise.mean().item()/right*math.sqrt(len(total))
         trial.need(abs(off) < 4.8, f"on average {off:.2g} standard errors from the mean",
                    "divide the sum by the expected batch size")
@@ -143,14 +161,15 @@ def flat(function):
     return call if callable(function) else function
 
 
-def sums(W, b, x, y, max_norm, joint=True, clip=True, bias=True):
+def sums(W, b, x, y, max_norm, joint=True, clip=True, bias=True, most=1., length=None,
+         labelled=True, over=1):
     "The right clipped sums, or wrong ones."
-    g = softmax(x@W.T + b, 1) - one_hot(y, len(b)).to(x.dtype)
-    norms = g.norm(dim=1)*(x.square().sum(1) + bias).sqrt()
+    g = softmax(x@W.T + b, over) - labelled*one_hot(y, len(b)).to(x.dtype)
+    norms = length(g, x) if length else g.norm(dim=1)*(x.square().sum(1) + bias).sqrt()
 
     def factor(norms):
         ones = torch.ones_like(norms)
-        return (max_norm/norms.clamp(min=1e-30)).clamp(max=1) if clip else ones
+        return (max_norm/norms.clamp(min=1e-30)).clamp(max=most) if clip else ones
     both = factor(norms)
     by_W = both if joint else factor(g.norm(dim=1)*x.norm(dim=1))
     by_b = both if joint else factor(g.norm(dim=1))
@@ -172,6 +191,18 @@ SLIPS = {text: flat(slip) for text, slip in {
         lambda *args: sums(*args, bias=False),
     "a sum, not a mean": lambda W, b, x, y, c: tuple(
         part/len(x) for part in sums(W, b, x, y, c)),
+    "short gradients stay as they are: the factor is at most 1":
+        lambda *args: sums(*args, most=1e30),
+    "the norm over both is the root of the sum of squares, not a sum of norms":
+        lambda *args: sums(*args, length=lambda g, x: g.norm(dim=1)*(x.norm(dim=1) + 1)),
+    "the root is missing: ||g|| times sqrt(||x||^2 + 1)":
+        lambda *args: sums(*args, length=lambda g, x: g.norm(dim=1)*(x.square().sum(1) + 1)),
+    "that is the squared norm: take its root": lambda *args: sums(
+        *args, length=lambda g, x: g.square().sum(1)*(x.square().sum(1) + 1)),
+    "the label is missing: softmax minus one_hot(y)":
+        lambda *args: sums(*args, labelled=False),
+    "softmax is over the classes, dim 1": lambda *args: sums(*args, over=0),
+    "the pair is (for W, for b), in this order": lambda *args: sums(*args)[::-1],
 }.items()}
 
 
@@ -190,7 +221,8 @@ def _cases(trial):
         judge_case(trial, flat(sums), SLIPS, *model(3, 2), .3*x, y, .3)
     with trial.holds("one more example moves the sum by max_norm at most"):
         theirs = model(3, 4)
-        newcomers = [(size*normals(trial, 1, 4), torch.tensor([2])) for size in (.1, 1., 1e4)]
+        newcomers = [(size*normals(trial, 1, 4), torch.tensor([label]))
+                     for size in (.1, 1., 1e4, -1e4) for label in range(3)]
         bounded(trial, lambda x, y: trial(*theirs, x, y, .1), data(6, 3, 4), newcomers, .1)
     with trial.holds("a clip that nobody reaches"):
         trial.same(flat(sums), *model(3, 4), *data(6, 3, 4), 1e6, rtol=RTOL)
@@ -226,17 +258,21 @@ def _loop(W, b, x, y, max_norm):
 def speed_ratio(function, rounds=3):
     "How many times a function's time the loop takes: one thread, the least of three rounds."
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(512, 64, generator=generator)
-    y = torch.randint(10, (512,), generator=generator)
     threads, least = torch.get_num_threads(), {}
     torch.set_num_threads(1)
     try:
-        for f in [_loop, function]*rounds:
+        for f in [_loop, function]*rounds:  # whoever remembers an answer has none for the next
+            x = torch.randn(512, 64, generator=generator)
+            y = torch.randint(10, (512,), generator=generator)
             args = torch.zeros(10, 64), torch.zeros(10), x.clone(), y.clone(), 1.
             began = time.perf_counter()  # the student's process has a clock of its own
-            f(*args)
+            got = f(*args)
             seconds = time.perf_counter() - began
             least[f] = min(seconds, least.get(f, math.inf))
+            right = sums(torch.zeros(10, 64), torch.zeros(10), x, y, 1.)
+            found = gap(flat(lambda: got)(), flat(lambda: right)(), 1e-2, 1e-3)
+            if f is function and found:
+                raise Refused(f"at 512 examples: {found}", "what is timed must be right, too")
     finally:
         torch.set_num_threads(threads)
     return least[_loop]/max(least[function], 1e-9)
@@ -284,7 +320,7 @@ def _judge_noise(trial, q, steps, n, classes):
             why = "the same noise in every step: draw it anew"
         trial.need(abs(ratio - 1) < 4.4/math.sqrt(2*count), f"after {steps} steps the noise on "
                    f"{name} is {ratio:.4g} times what it should be", why,
-                   leaks=ratio < 1 or "same noise" in why)
+                   leaks=ratio < 1 or steps > 1)  # one step was right: noises know of each other
 
 
 def _judge_coins(trial, n=400, q=.25, steps=4, runs=60):
@@ -321,6 +357,14 @@ def check_train(your_function, seed=None):
     with trial.holds("noise on every weight and bias; it adds up over steps: sqrt(steps) times"):
         for steps in (1, 16):
             _judge_noise(trial, 1., steps, 20, 2000)
+    with trial.holds("all randomness comes from the generator"):
+        x, y = torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)
+        ends = [flat(lambda: trial(x, y, 3, .5, 1., 3, 1., 1., torch.Generator().manual_seed(s)))()
+                for s in (7, 7, 8)]
+        trial.need(torch.equal(ends[0], ends[1]), "two runs with one seed end differently",
+                   "pass generator=generator wherever something is drawn")
+        trial.need(not torch.equal(ends[0], ends[2]), "another seed ends at the same place",
+                   "the same noise in every run: draw it from `generator`", leaks=True)
     with trial.holds("empty batches: noise all the same"):
         x, y = torch.zeros(10, 400), torch.zeros(10, dtype=torch.long)
         W, _ = trial(x, y, 10, .01, 1., 25, 1., 1., trial.fresh_generator())
@@ -330,7 +374,8 @@ def check_train(your_function, seed=None):
                    "not by the batch that came up", leaks=ratio < 1)
     with trial.holds("one more example moves a step by max_norm/(q n) at most"):
         rows = normals(trial, 6, 4), torch.arange(6) % 3
-        newcomers = [(size*normals(trial, 1, 4), torch.tensor([2])) for size in (.1, 1., 1e4)]
+        newcomers = [(size*normals(trial, 1, 4), torch.tensor([label]))
+                     for size in (.1, 1., 1e4, -1e4) for label in range(3)]
 
         def total(x, y):
             step = flat(lambda: trial(x, y, 3, 1., 0., 1, 1., .1, trial.fresh_generator()))

@@ -21,6 +21,21 @@ def honest(trainer):
     return trainer
 
 
+def _of_its_own(function):
+    def same(*args):
+        return function(*args)
+    return same
+
+
+def suspect(change):
+    "A suspect none of whose functions is the course's own: what it does tells, not what it holds."
+    def disguised(trainer):
+        trainer = change(trainer)
+        parts = {part: _of_its_own(getattr(trainer, part)) for part in ("bound", "noise", "draw")}
+        return replace(trainer, **parts)
+    return Suspect(disguised)
+
+
 def _bound_too_wide(grads, max_norm):
     right = SmallTrainer.__dataclass_fields__["bound"].default
     return right(grads, 1.5*max_norm)
@@ -75,7 +90,7 @@ def check_move(your_function, seed=None):
                 lambda *args: moved(*args, together=False)})
 
     def judged(change, size=1.):
-        case = Suspect(change), examples(trial.seed % 1000 + trial.calls), _stranger(trial, size)
+        case = suspect(change), examples(trial.seed % 1000 + trial.calls), _stranger(trial, size)
         if trial.calls == 0:
             got, want = trial(*case), moved(*case)
             trial.need(not (got > 3 and want < 1.1), f"got {got:.4g}, expected {want:.4g}",
@@ -105,9 +120,9 @@ def check_noise(your_function, seed=None):
     batch = examples(trial.seed % 1000)
 
     def judged(change, right, tries=150):
-        suspect = Suspect(change)
-        got = trial(suspect, batch, tries)
-        names = list(suspect.step(*batch, torch.Generator()))
+        theirs = suspect(change)
+        got = trial(theirs, batch, tries)
+        names = list(theirs.step(*batch, torch.Generator()))
         trial.need(isinstance(got, dict) and list(got) == names, f"got {str(got)[:80]}",
                    "a dict with one number per parameter tensor")
         for name in names:
@@ -139,11 +154,11 @@ def check_noise(your_function, seed=None):
 
 def _accused(trial, change, runs, first=0):
     "How many runs of a sampler are called impossible."
-    suspect = Suspect(change)
+    theirs = suspect(change)
     said = []
     for run in range(runs):
         secret = trial.seed + 1000*first + run
-        answer = trial(suspect.batches(200, secret), suspect.n, suspect.q)
+        answer = trial(theirs.batches(200, secret), theirs.n, theirs.q)
         trial.need(answer in (True, False), f"got {answer!r}: answer True or False")
         said.append(not bool(answer))
     return sum(said)
@@ -197,7 +212,7 @@ def check_verdict(your_function, seed=None):
     ))
 
     def judged(change, want):
-        got = trial(Suspect(change))
+        got = trial(suspect(change))
         why = ""
         if want == "nothing":
             why = "an honest trainer is accused: allow for chance and rounding"
@@ -259,12 +274,24 @@ def check_mended_step(your_function, seed=None):
         trial.need(not found, found, "an empty batch has a mean of 0/batch_size")
         found = gap(step(torch.zeros(3, 4), 1., 5.), torch.zeros(4), zero=1e-9)
         trial.need(not found, found, "0/0 is NaN: keep the norms from being 0")
-    with trial.holds("the noise is sigma times max_norm, over the batch size"):
-        for max_norm, sigma, size in ((3., 1., 10.), (.1, 2., 40.)):
-            got = trial(torch.zeros(2, 5000), max_norm, sigma, size, trial.fresh_generator())
+    with trial.holds("all randomness comes from the generator"):
+        one, same, other = (trial(torch.zeros(2, 3), 1., 1., 1., torch.Generator().manual_seed(s))
+                            for s in (7, 7, 8))
+        trial.need(not gap(same, one, 0), "two runs with one seed differ",
+                   "pass generator=generator to torch.randn")
+        trial.need(bool(gap(other, one)), "another seed gave the same noise",
+                   "the same noise in every step can be subtracted: draw it from `generator`",
+                   leaks=True)
+    with trial.holds("the noise is sigma times max_norm, over the batch size, for any batch"):
+        for rows, max_norm, sigma, size in ((60, 3., 1., 10.), (2, .1, 2., 40.), (0, 1., 1., 9.)):
+            got = trial(torch.zeros(rows, 5000), max_norm, sigma, size, trial.fresh_generator())
             ratio = torch.as_tensor(got).double().std().item()*size/(sigma*max_norm)
             why = "sigma is a multiplier: the noise is sigma*max_norm" if (
                 abs(ratio*max_norm - 1) < .1) else "divide the noise by the batch size, once"
-            trial.need(abs(ratio - 1) < .05, f"{ratio:.3g} times what it should be", why,
-                       leaks=ratio < 1)
+            if abs(ratio*rows/size - 1) < .1:
+                why = "the noise does not depend on who came: divide by batch_size, not len(grads)"
+            elif rows == 0:
+                why = "a batch of nobody has the same noise as any other"
+            trial.need(abs(ratio - 1) < .05, f"{ratio:.3g} times what it should be, with {rows} "
+                       "rows", why, leaks=ratio < 1)
     return trial.card()

@@ -1,4 +1,5 @@
 "A5: the private leaderboard."
+import math
 from collections import Counter
 
 import leaderboard
@@ -43,6 +44,11 @@ def check_ledger_epsilon(your_function, seed=None):
             "whatever else was released counts, too: not the training steps alone":
                 lambda entries, delta: truth(
                     [e for e in entries if e[0] == "training steps"], delta),
+            "epsilons need not be added up: one account takes all steps":
+                lambda entries, delta: sum(cost([tuple(e[1:3])], delta)
+                                           for e in set(map(tuple, entries))),
+            "the digest alone does not make a look: stream and step do, too":
+                by(lambda entry: entry[5]),
             "every entry has its own noise": lambda entries, delta: cost(
                 [tuple(entries[0][1:3])]*len(set(map(tuple, entries))), delta)})
 
@@ -78,6 +84,14 @@ def check_honest_total(your_function, seed=None):
                 lambda q, s, n, d, k: (1 + k)*cost([(q, s)]*n, d),
             "the run that you hand in counts, too":
                 lambda q, s, n, d, k: cost([(q, s)]*(n*k), d),
+            "one run more than you made: 1 + tuning_runs":
+                lambda q, s, n, d, k: cost([(q, s)]*(n*(k + 2)), d),
+            "eps does not grow with the root of the runs: ask the accountant":
+                lambda q, s, n, d, k: math.sqrt(1 + k)*cost([(q, s)]*n, d),
+            "runs are further steps, not a higher rate":
+                lambda q, s, n, d, k: cost([(min(1., q*(1 + k)), s)]*n, d),
+            "every run has the noise it has: runs are further steps":
+                lambda q, s, n, d, k: cost([(q, s/(1 + k))]*n, d),
             "tuning looked at the data, too":
                 lambda q, s, n, d, k: cost([(q, s)]*n, d)})
     with trial.holds("four runs before"):

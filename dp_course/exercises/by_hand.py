@@ -47,6 +47,8 @@ check_steal = Exercise(
             lambda W, b: _stolen(W, b) | {"image": -_stolen(W, b)["image"]},
         "every row, divided by its entry, is the image: one of them is enough, no sum":
             lambda W, b: _stolen(W, b) | {"image": (W/b[:, None]).sum(0)},
+        "argmin is a place: divide by the entry that stands there":
+            lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]/b.argmin()},
         "add no rows up: each one is the image times its own entry of the bias":
             lambda W, b: _stolen(W, b) | {"image": W.sum(0)},
         "the entries of the bias gradient add up to 0: divide row by row, not the sum":
@@ -118,6 +120,9 @@ _RELEASES = {  # what is published of (b,d) gradients, how far one newcomer move
     "two tensors, each clipped by itself": (
         _halves, lambda bound: math.sqrt(2)*bound,
         "a stranger who fills one coordinate sees one tensor only: use all coordinates"),
+    "a direction of length C": (
+        lambda g, bound: bound*torch.nn.functional.normalize(g.sum(0), dim=0),
+        lambda bound: 2*bound, "lengths do not tell: subtract the two answers, then take a length"),
     "the sum of nothing": (
         lambda g, bound: torch.ones(g.shape[1], dtype=g.dtype), lambda bound: 0.,
         "the same people, with and without her: subtract"),
@@ -202,6 +207,23 @@ def _generator_decides(trial):
     case = _table(trial)[:2], 1., 1., 4, trial.fresh_generator()
     first, second = (torch.as_tensor(trial(*case)) for _ in range(2))
     trial.need(torch.equal(first, second), "two runs differ", "your noise ignores `generator`")
+    other = torch.as_tensor(trial(*case[:-1], trial.fresh_generator()))
+    trial.need(not torch.equal(first, other), "another generator gave the same numbers",
+               "the same noise in every step can be subtracted: draw it from `generator`", True)
+
+
+def _nobody_moves_it_far(trial):
+    table, C, batch_size = _table(trial), trial.uniform(.5, 2.), 16
+
+    def released(grads):
+        return torch.as_tensor(trial(grads, C, 0., batch_size, trial.fresh_generator())).double()
+    for size in (1., 1e5):
+        strangers = trial.normal(1, 6), -table.sum(0, keepdim=True), torch.ones_like(table[:1])
+        for z in strangers:
+            move = released(torch.cat([table, size*z])) - released(table)
+            share = move.norm().item()*batch_size/C
+            trial.need(share < 1 + 1e-6, f"one more row moves the mean by {share:.4g} C/B",
+                       "every row is clipped by its own length, before anything is added up", True)
 
 # %% ../../nbs/exercises/by_hand.ipynb #fdc0be27
 check_private_mean = Exercise(
@@ -215,6 +237,7 @@ check_private_mean = Exercise(
         "so it has when every gradient is long": _loud_enough(25, 9.),
         "a batch of nobody: noise, and nothing else": _loud_enough(
             0, empty="nobody came: the noise comes all the same, and nothing is divided by 0"),
+        "one more row moves the mean by C/B at most": _nobody_moves_it_far,
         "somebody's infinite gradient counts zero": _infinite_counts_zero,
         "the generator decides the noise": _generator_decides},
     slips={  # without their noise
@@ -225,6 +248,16 @@ check_private_mean = Exercise(
         "you clipped the mean: clip every example, then add up":
             lambda g, c, s, b, gen: _flat_sum(g.mean(0, keepdim=True), c),
         "nobody was clipped": lambda g, c, s, b, gen: g.sum(0)/b,
+        "one length for the whole table: each row, dim=1, has its own":
+            lambda g, c, s, b, gen: (g*(c/g.norm()).clamp(max=1)).sum(0)/b,
+        "those are lengths of columns: rows are examples, dim=1":
+            lambda g, c, s, b, gen: (g*(c/g.norm(dim=0)).clamp(max=1)).sum(0)/b,
+        "the largest entry is no length: the root of the sum of squares is":
+            lambda g, c, s, b, gen: (g*(c/g.abs().amax(1, keepdim=True)).clamp(max=1)).sum(0)/b,
+        "the factor is at most 1, not at least: clamp(max=1)":
+            lambda g, c, s, b, gen: (g*(c/_lengths(g)).clamp(min=1)).sum(0)/b,
+        "you divided by the realised batch, and by batch_size":
+            lambda g, c, s, b, gen: _flat_sum(g, c)/len(g)/b,
         "you divided by the realised batch: by the expected one, batch_size":
             lambda g, c, s, b, gen: _flat_sum(g, c)/len(g),
         "you clamped every coordinate: it is the length of the whole gradient that C bounds":

@@ -118,6 +118,12 @@ check_next_threshold = Exercise(
                 _update(C, norms, noise, max(1, len(norms)), *rest),
         "the bits are not centred: 1 and 0 let one person move the count by 1, not by 1/2":
             lambda *case: _update(*case, (1., 0.), 0.),
+        "a mean of the bits divides by the batch that came, which is private: add them up":
+            lambda C, norms, noise, batch_size, *rest: _update(
+                C, norms, noise, batch_size, *rest,
+                bits=(.5/max(1, len(norms)), -.5/max(1, len(norms)))),
+        "bits of 1 and -1 let one person move the count by 1, and the noise is made for 1/2":
+            lambda *case: _update(*case, (1., -1.)),
         "without noise the fraction leaks":
             lambda C, norms, noise, *rest: _update(C, norms, 0., *rest)},
     hints=(

@@ -139,6 +139,13 @@ _CURVE_SLIPS = {
         lambda first, masses, h, steps, eps: _curve(first, masses, steps*h, 1, eps),
     "that is a single step: convolve `steps` of them":
         lambda first, masses, h, steps, eps: _curve(first, masses, h, 1, eps),
+    "one convolution too few: `steps` of them, from a mass of 1 at loss 0":
+        lambda first, masses, h, steps, eps: _curve(first, masses, h, max(0, steps - 1), eps,
+                                                    infinite=lambda m, _: _lost(m, steps),
+                                                    start=steps*first),
+    "what the masses lack is the infinite loss: do not scale them to a total of 1":
+        lambda first, masses, h, steps, eps: _curve(
+            first, masses/np.sum(masses), h, steps, eps, infinite=lambda m, _: _lost(masses, steps)),
     "one convolution too many: start with a mass of 1 at loss 0":
         lambda first, masses, h, steps, eps: _curve(first, masses, h, steps + 1, eps),
     "the sum of `steps` losses starts at steps*first":
@@ -236,6 +243,8 @@ _PLANS = {  # typical plans for (first, t, steps, q, eps, delta)
     "the first part has t steps, the second steps - t: you have them the other way round":
         lambda first, t, steps, q, eps, delta: _needed(first, steps - t, steps, q, eps, delta),
     "that is the first part's noise: the second needs its own": lambda first, *rest: first,
+    "that is the logarithm of the noise: math.exp of it": lambda *case: math.log(_needed(*case)),
+    "that is the square of the noise multiplier": lambda *case: _needed(*case)**2,
     "eps is not subtracted: two bills cost less together; compose both parts in one accountant":
         lambda first, t, steps, q, eps, delta: noise_multiplier(
             eps=eps - epsilon(q=q, sigma=first, steps=t, delta=delta), q=q, delta=delta,

@@ -78,6 +78,8 @@ check_laplace_delta = Exercise(
         "you forgot to subtract e^eps q: that is P[loss > eps]":
             lambda eps, level: 1 - math.exp((eps - level)/2)/2 if eps < level else 0.,
         "the exponent is half of eps - level": lambda eps, level: 1 - math.exp(eps - level),
+        "the scale is 1/level: a loss of `level`, not of 1/level, is the largest":
+            lambda eps, level: max(0., -math.expm1((eps - 1/level)/2)),
         "the sign of the exponent: delta shrinks as eps grows":
             lambda eps, level: 1 - math.exp((level - eps)/2),
         "from 0 to 1 the loss is level*(2y - 1): it has twice the slope, so eps - level is halved":

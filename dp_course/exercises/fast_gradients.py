@@ -108,6 +108,12 @@ check_hook_gradients = Exercise(
             lambda *case: {name: g for name, g in _alone(*case).items() if "bias" not in name},
         "that is one gradient for the whole batch: each example has its own row":
             lambda *case: {name: g.mean(0) for name, g in _alone(*case).items()},
+        "a bias meets every position, too: sum its gradients over them, no mean":
+            lambda *case: {name: g/(case[2][0, ..., 0].numel() if "bias" in name else 1)
+                           for name, g in _alone(*case).items()},
+        "a weight is (o,i): 'bto,bti->boi', in this order":
+            lambda *case: {name: g.mT if g.dim() == 3 else g
+                           for name, g in _alone(*case).items()},
         "a layer without a bias has no gradient for one: look at `m.bias`": _a_bias_each},
     hints=(
         "A forward hook gets (module, args, output); keep args[0] and the output of every layer.",
@@ -193,6 +199,22 @@ def _squares_summed(conv, x, g):
     return squares.sum(1).sqrt()
 
 
+def _grams(rows, g):
+    "(b,t,t) products of inner products between positions."
+    return (rows.mT @ rows)*(g.flatten(2).mT @ g.flatten(2))
+
+
+def _whole_batch(conv, x, g):
+    "A slip: one number for the batch."
+    return _grams(_patches(conv, x), g).sum().sqrt().expand(len(x))
+
+
+def _of_pixels(conv, x, g):
+    "A slip: pixels as they are."
+    pixels = x.flatten(2)
+    return ((pixels.mT @ pixels).sum((1, 2))*(g.flatten(2).mT @ g.flatten(2)).sum((1, 2))).sqrt()
+
+
 def _conv_case(trial, size=7, **settings):
     conv = nn.Conv2d(3, 4, bias=False, **settings)
     conv.weight.data = trial.normal(*conv.weight.shape)
@@ -222,6 +244,10 @@ check_conv_ghost = Exercise(
             _wide)},
     slips={
         "the square is missing its root": lambda *case: _conv_norms(*case).square(),
+        "that adds up the lengths of the positions: they may cancel":
+            lambda conv, x, g: (_patches(conv, x).norm(dim=1)*g.flatten(2).norm(dim=1)).sum(1),
+        "one sum for each example, over s and t: sum((1, 2))": _whole_batch,
+        "a filter meets patches, not single pixels: F.unfold": _of_pixels,
         "the product of two lengths holds for one position only: sum over all pairs s, t":
             _as_one_position,
         "positions are not orthogonal: the pairs with s and t different count, too":
@@ -241,6 +267,15 @@ def _mixed(layers, pays=lambda t, p: 2*t*t < p):
         ghosts += ghost
         waiting += t*(fan_in + o) if ghost else fan_in*o
     return ghosts, waiting
+
+
+def _waits(layers, ghost):
+    "A slip: a ghost keeps something else."
+    kept = 0
+    for i, o, kernel, size in layers:
+        t, fan_in = size*size, i*kernel*kernel
+        kept += ghost(t, fan_in, o) if 2*t*t < fan_in*o else fan_in*o
+    return _mixed(layers)[0], kept
 
 
 def _for_all(layers):
@@ -284,6 +319,12 @@ check_mixed = Exercise(
             lambda layers: _mixed(layers, lambda t, p: t < p),
         "one table is not enough: there is one for x and one for g, 2t²":
             lambda layers: _mixed(layers, lambda t, p: t*t < p),
+        "the pair is (how many take inner products, numbers that wait)":
+            lambda layers: _mixed(layers)[::-1],
+        "a ghost keeps x and g, t*(i*kernel² + o) numbers: a sum, no product":
+            lambda layers: _waits(layers, lambda t, fan_in, o: t*fan_in*o),
+        "what waits is x and g, t*(i*kernel² + o) numbers, not the tables":
+            lambda layers: _waits(layers, lambda t, fan_in, o: 2*t*t),
         "on a tie the gradients: 2t² < p, not <=":
             lambda layers: _mixed(layers, lambda t, p: 2*t*t <= p),
         "decide for each layer by itself": _for_all},

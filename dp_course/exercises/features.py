@@ -61,6 +61,12 @@ check_shift_of_first = Exercise(
         "who is like the mean changes nothing": _like_the_mean},
     slips={
         "that is the squared distance": lambda x, z: _moved(x, z).square().sum(),
+        "a mean for each feature, over the batch: dim 0":
+            lambda x, z: (torch.cat([x, z[None]]).mean() - x.mean()).abs(),
+        "L2: the root of the sum of squares, not the mean of absolute values":
+            lambda x, z: _moved(x, z).abs().mean(),
+        "she stays where she is, but the mean that is subtracted from her moves":
+            lambda x, z: 0.,
         "the newcomer's own features are not asked for: how do the first one's move?":
             lambda x, z: (z - x.mean(0)).norm(),
         "the mean of the larger batch has one row more: divide by b + 1":
@@ -118,6 +124,12 @@ check_view_norms = Exercise(
         "pairs of different views count, too: the whole Gram matrix, not its diagonal":
             lambda g, a: _products(g, a).square().sum(1).sqrt()/g.shape[1],
         "the gradient is the mean over views: divide by k": _grams,
+        "that is the sum of the views' norms: views may cancel each other, and k divides":
+            lambda g, a: _products(g, a).sum(1),
+        "that is the loudest view's norm: the gradient is the mean over all":
+            lambda g, a: _products(g, a).amax(1),
+        "the two Gram matrices are multiplied entry by entry: *, not @":
+            lambda g, a: ((g @ g.mT) @ (a @ a.mT)).sum((1, 2)).abs().sqrt()/g.shape[1],
         "that is the square: take its root": lambda g, a: (_grams(g, a)/g.shape[1])**2,
         "the square is divided by k squared: divide by k after the root, not before":
             lambda g, a: _grams(g, a)/g.shape[1]**.5},

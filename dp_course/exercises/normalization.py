@@ -27,6 +27,17 @@ class _From(nn.Module):
         return x - .1*x[self.row]
 
 
+class _Into(nn.Module):
+    "Subtract some of one row from one other."
+    def __init__(self, row, other):
+        super().__init__()
+        self.row, self.other = row, other
+
+    def forward(self, x):
+        where = (torch.arange(len(x)) == self.other).view(-1, 1, 1, 1)
+        return x - .1*where*x[self.row]
+
+
 class _AlmostGroupNorm(nn.GroupNorm):
     "Means per example, the variance from the whole batch."
     def forward(self, x):
@@ -68,7 +79,10 @@ check_mixes_rows = Exercise(
         "any row, and any other": _says(*(
             (partial(_From, row), True,
              f"only row {row} reaches the others: change every row in turn")
-            for row in (0, 4, 2))),
+            for row in (0, 4, 2)), *(
+            (partial(_Into, row, other), True,
+             "one row reached one other, and you did not look there: all others")
+            for row, other in ((1, 4), (4, 2), (2, 3)))),
         "a model without any norm": _says((nn.Identity, False, "nothing mixes there"))},
     hints=(
         "Run the model, change one row, run it again: has another row of the output moved?",
@@ -157,11 +171,11 @@ def _raw_norm(*settings):
     return same
 
 
-def _raw_square(conv, gg, g1, gc, mean=1., cross=2., last=1.):
-    "The truth, or with another weight of one of its terms a slip."
+def _raw_square(conv, gg, g1, gc, mean=1., cross=2., last=1., of_g1=2, of_gc=2):
+    "The truth, or with another weight or power of one of its terms a slip."
     c, f, h = (t.detach() for t in conv.centred())
-    centred = f**2*(gg - mean*g1**2/c.shape[1])
-    along = (cross*f*h - last*h**2*c.square().sum(1, keepdim=True))*gc**2
+    centred = f**2*(gg - mean*g1**of_g1/c.shape[1])
+    along = (cross*f*h - last*h**2*c.square().sum(1, keepdim=True))*gc**of_gc
     return (centred - along).clamp(min=0)
 
 
@@ -186,6 +200,10 @@ check_raw_norms = Exercise(
             lambda conv, *numbers: _raw_square(
                 conv, *numbers, mean=conv.centred()[0].shape[1]).sqrt(),
         "the sign of the cross term: - 2 f h gc^2": _raw_slip(cross=-2.),
+        "both terms with gc have the other sign: - 2 f h gc^2 + h^2 gc^2 |c|^2":
+            _raw_slip(cross=-2., last=-1.),
+        "gc is squared": _raw_slip(of_gc=1),
+        "g1 is squared, and divided by n": _raw_slip(of_g1=1),
         "the mean is still in it: |g - mean|^2 = gg - g1^2/n": _raw_slip(mean=0.),
         "the cross term comes twice: -2 f h gc^2": _raw_slip(cross=1.),
         "the last term is missing: + h^2 gc^2 |c|^2": _raw_slip(last=0.),

@@ -74,6 +74,8 @@ check_centred = Exercise(
             lambda x, z: (x - x.mean(0))/x.std(0),
         "that is the private mean: it moves when somebody joins, and has to be bought":
             lambda x, z: _centred(x, x),
+        "mean and scale of both sets together: the private half moves them when somebody joins":
+            lambda x, z: _centred(x, torch.cat([x, z])),
         "the mean is public, but the scale is private: it moves when somebody joins":
             lambda x, z: _centred(x, z, scale=x),
         "the scale is public, but the mean is private: it moves when somebody joins":
@@ -123,6 +125,11 @@ check_own_rate = Exercise(
         "one rate was tried": _one_rate},
     slips={
         "the test set chose the rate: what it says then is too good": lambda h, t: _reported(t, t),
+        "the mean over the test seeds, not the best of them":
+            lambda h, t: (_reported(h, t)[0], t[_reported(h, t)[0]].max(), _reported(h, t)[2]),
+        "the error is of the mean that is reported: its own number of seeds":
+            lambda h, t: (*_reported(h, t)[:2], t[_reported(h, t)[0]].std()
+                          / len(h[_reported(h, t)[0]])**.5),
         "these are the images that chose: the best of several tries is too good":
             lambda h, t: _reported(h, h),
         "one lucky seed chose: compare means over the seeds":
@@ -161,6 +168,10 @@ check_paired = Exercise(
         "the pairs share their seed: take the spread of the differences":
             lambda a, b: ((a - b).mean(), ((a.var() + b.var())/len(a)).sqrt()),
         "b was to be subtracted from a": lambda a, b: _paired(b, a),
+        "a difference has a sign: no absolute values":
+            lambda a, b: ((a - b).abs().mean(), _paired(a, b)[1]),
+        "the spread of the differences, not the difference of the spreads":
+            lambda a, b: ((a - b).mean(), (a.std() - b.std()).abs()/len(a)**.5),
         "the sample standard deviation divides by k - 1": lambda a, b: _paired(a, b, 0)},
     hints=(
         "The same seed gave both numbers of a pair: look at the k differences.",

@@ -29,7 +29,7 @@ def _made_up(trial, rows=3, crash=False):
 
 # %% ../../nbs/exercises/resnet20.ipynb #5f216c1c
 def _rows(record):
-    return [line for line in record if line["kind"] == "epoch"]
+    return [line for line in record if line.get("kind") == "epoch"]
 
 
 def _eps_after(steps_of=lambda row, plan: row["step"], **accountant):
@@ -63,6 +63,13 @@ check_eps_of_rows = Exercise(
         "that is what the rows claim: compute it from the plan":
             lambda record: [row["eps"] for row in _rows(record)],
         "that is the straight line: eps grows like the root of the steps": _straight,
+        "that is the root's law from the plan's end: near, but the accountant knows": lambda record: [
+            record[-1]["eps_pld"]*(row["step"]/record[0]["plan"]["steps"])**.5
+            for row in _rows(record)],
+        "one step too few: the row's own step was taken, too":
+            _eps_after(lambda row, plan: row["step"] - 1),
+        "delta stands in the plan: take that one": lambda record: _eps_after()(
+            [{"plan": record[0]["plan"] | {"delta": 1/record[0]["plan"]["n"]}}, *_rows(record)]),
         "the accountant counts steps, not epochs": _eps_after(lambda row, plan: int(row["epoch"])),
         "every row gets the eps of the whole plan: charge only the steps up to the row":
             _of_the_plan,

@@ -67,6 +67,14 @@ check_row = Exercise(
     slips={
         "that is the best epoch, chosen on the test set: take the last":
             lambda runs: _row(runs, pick=lambda run: max(run["accuracies"])),
+        "that is the first epoch: take the last": lambda runs: _row(
+            runs, pick=lambda run: run["accuracies"][0]),
+        "that is the mean over the epochs: take the last":
+            lambda runs: _row(runs, pick=lambda run: statistics.mean(run["accuracies"])),
+        "the best seed is luck: the mean over seeds": lambda runs: (
+            _row(runs, std=lambda found: max(found))[1], *_row(runs)[1:]),
+        "the number is that of the runs that count, not of all records":
+            lambda runs: (*_row(runs)[:2], len(runs)),
         "the same seed twice is one run: count it once": lambda runs: _row(runs, copies=True),
         "a run that was cut short is no result": lambda runs: _row(runs, unfinished=True),
         "a validation split is not the test set": lambda runs: _row(runs, validation=True),

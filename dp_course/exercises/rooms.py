@@ -109,7 +109,9 @@ def _totals(trial):
                "a mass for every point of the grid")
     under_q = (masses*np.exp(-_EVEN)).sum()
     numbers = f"the masses add up to {masses.sum():.6g}, times e^(-grid) to {under_q:.6g}"
-    trial.need(abs(masses.sum() - 1) < 1e-9, numbers, "every output has a place: P's total is 1")
+    trial.need(abs(masses.sum() - 1) < 1e-9, numbers, "every output has a place: P's total is 1; "
+               "two may share one, and masses[cell] += forgets one of them: np.add.at",
+               leaks=masses.sum() < 1)
     for eps in np.linspace(0, 2, 41):
         delta = (masses*np.maximum(-np.expm1(np.minimum(eps - _EVEN, 0)), 0)).sum()
         true = np.maximum(p - math.exp(eps)*q, 0).sum()
@@ -186,6 +188,10 @@ check_noises_in = Exercise(
     slips={
         "standard deviations don't add up, variances do: two noises are 1.4 times as loud":
             lambda moves, std: round((moves.std()/std).item()),
+        "round to the nearest number: chance goes both ways":
+            lambda moves, std: math.ceil((moves.var()/std**2).item()),
+        "round to the nearest number, not down: chance goes both ways":
+            lambda moves, std: int((moves.var()/std**2).item()),
         "nearly: the number of noises is a whole one":
             lambda moves, std: (moves.var()/std**2).item(),
         "a mean of squares, not their sum": lambda moves, std: round(
@@ -387,6 +393,8 @@ check_spent = Exercise(
             _composed(lambda first, last: last["step"]),
         "a run that stopped early has not spent its whole plan":
             _composed(lambda first, last: first["plan"]["steps"]),
+        "every run has a rate and a noise of its own": lambda records, delta: _composed()(
+            [[records[0][0], *record[1:]] for record in records], delta),
         "that is RDP: safe, and larger than needed": _composed(accountant=RDPAccountant)},
     hints=(
         "One accountant for all runs: it can take steps of different kinds.",

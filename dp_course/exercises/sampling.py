@@ -26,6 +26,10 @@ check_size_stats = Exercise(
         "nobody, everybody": [(10, 0.), (10, 1.)]},
     slips={
         "that is the variance: take its root": lambda n, q: (n*q, n*q*(1 - q)),
+        "a mean need not be a whole number: leave it as it is":
+            lambda n, q: (round(n*q), math.sqrt(n*q*(1 - q))),
+        "the pair is (mean, standard deviation), in this order":
+            lambda n, q: (math.sqrt(n*q*(1 - q)), n*q),
         "sqrt(nq) is the Poisson distribution's; n coins of rate q vary a little less":
             lambda n, q: (n*q, math.sqrt(n*q)),
         "that is the spread of one coin: n of them vary sqrt(n) times as much":
@@ -65,6 +69,10 @@ def _need_coins(trial, q=.05, alpha=1e-6):
     worst = int((counts - draws*q).abs().argmax())
     count = int(counts[worst])
     why = "example 0 never comes: start one place before it, at -1"*(worst == count == 0)
+    if worst == n - 1 and count == 0:
+        why = "the last example never comes: n - 1 is an index, too"
+    elif count == draws:
+        why = "a gap of one length is no coin: each one needs its own uniform"
     trial.need(n*_tail(count, draws, q) > alpha,
                f"example {worst} was drawn {count} times of {draws}, expected {draws*q:g}", why,
                leaks=count > draws*q)
@@ -199,6 +207,7 @@ check_room_for = Exercise(
     "exceeds, but for probability p (union bound).",
     truth=_room,
     rtol=0.,
+    unsafe=below,
     properties={
         "the digits: n = 1437, batch 64": [(1437, 64/1437, 1000, 1e-6)],
         "a run of one step": [(300, .5, 1, 1e-9)],
@@ -211,6 +220,13 @@ check_room_for = Exercise(
             lambda n, q, steps, p: _room(n, q, 1, p),
         "a binomial's tail is longer than a normal one: ask stats.binom":
             lambda n, q, steps, p: int(n*q + stats.norm.isf(p/steps)*math.sqrt(n*q*(1 - q))),
+        "the normal curve's tail is shorter than the binomial's: ask stats.binom":
+            lambda n, q, steps, p: math.ceil(
+                n*q + stats.norm.isf(p/steps)*math.sqrt(n*q*(1 - q))),
+        "the chance p is shared by the steps: p/steps for each":
+            lambda n, q, steps, p: _room(n, q, 1, p*steps),
+        "that is the other end: isf is for large sizes, ppf(p) for small ones":
+            lambda n, q, steps, p: int(stats.binom.ppf(p/steps, n, q)),
         "room for everybody is always enough: the smallest was asked for": lambda n, *rest: n,
         "one place too many: a batch that fills the room does not exceed it":
             lambda *case: _room(*case) + 1,
@@ -254,6 +270,14 @@ check_safe_epsilon = Exercise(
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/epochs),
         "that is one epoch: every further one releases you again":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma),
+        "eps does not shrink with the epochs: you are released once more in each":
+            lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma)/epochs**.5,
+        "sigma/sqrt(epochs) has paid for all epochs: delta is not divided, too":
+            lambda sigma, epochs, delta: gaussian_epsilon(delta/epochs, sigma/epochs**.5),
+        "that formula holds for an eps below 1 only: `gaussian_epsilon` is exact":
+            lambda sigma, epochs, delta: math.sqrt(2*epochs*math.log(1.25/delta))/sigma,
+        "the order is gaussian_epsilon(delta, sigma)":
+            lambda sigma, epochs, delta: gaussian_epsilon(sigma/epochs**.5, delta),
         "adding up the eps of the epochs is safe, but far more than needed":
             lambda sigma, epochs, delta: epochs*gaussian_epsilon(delta, sigma),
         "eps and delta of the epochs add up, safely: but one Gaussian release is far cheaper":

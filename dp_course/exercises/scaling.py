@@ -195,6 +195,10 @@ check_enough_steps = Exercise(
         "both means are uncertain: add the variances of both":
             _another(lambda a, b: _variance(a)**.5),
         "two standard errors, not one": lambda found: _enough(found, errors=1.),
+        "the sample variance divides by n - 1": _another(
+            lambda a, b: (a.var(correction=0)/len(a) + b.var(correction=0)/len(b))**.5),
+        "errors of independent means add up as squares": _another(
+            lambda a, b: _variance(a)**.5 + _variance(b)**.5),
         "compare with the best mean, not with the last T":
             lambda found: _enough(found, best=max(found)),
         "a T that is not level may have a level one before it: look at all": _walked,

@@ -61,6 +61,13 @@ check_dice = Exercise(
             lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: b),
         "that is the share of the predicted pixels that are right: missing pixels must cost, too":
             lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: a),
+        "both means and, not or: & is what is common":
+            lambda p, y, k: torch.stack([2*((p == c) | (y == c)).sum()
+                                         / ((p == c).sum() + (y == c).sum()) for c in range(k)]),
+        "a sum of the two areas below, not their geometric mean":
+            lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: (a*b)**.5),
+        "the background is a class, too: one number for each of 0 ... classes - 1":
+            lambda p, y, k: dice(p, y, k)[1:],
         "that is the share of right pixels, whatever their class":
             lambda p, y, k: torch.full((k,), (p == y).double().mean().item()),
         "a class that is nowhere, and predicted nowhere, has 1: 0/0 is agreement":

@@ -39,6 +39,8 @@ check_tempered = Exercise(
             lambda x, s, T, o: s*T*torch.sigmoid(x) - o,
         "a temperature that divides would make the curve flatter; here it makes it steeper":
             lambda x, s, T, o: s*torch.sigmoid(x/T) - o,
+        "the offset is taken away from the curve, not from what goes into it":
+            lambda x, s, T, o: s*torch.sigmoid(T*x - o),
         "the offset is taken away: it moves the curve down":
             lambda x, s, T, o: s*torch.sigmoid(T*x) + o,
         "that is tanh, the member (2, 2, 1); the others are missing":
@@ -49,18 +51,18 @@ check_tempered = Exercise(
         "`scale*torch.sigmoid(temperature*x) - offset`"))
 
 # %% ../../nbs/exercises/shoe.ipynb #50f541c6
-def _choice(rows, act, stage="tune", of=lambda scores: sum(scores)/len(scores)):
+def _choice(rows, act, stage="tune", of=lambda scores: sum(scores)/len(scores), larger=False):
     "Best mean over seeds; of equals the smaller rate."
     tried = {}
     for row in rows:
         if row["stage"] == stage and act in (None, row["act"]):
             tried.setdefault((row["lr"], row["max_norm"]), []).append(row["accuracy"])
-    return max(tried, key=lambda point: (of(tried[point]), -point[0]))
+    return max(tried, key=lambda point: (of(tried[point]), point[0] if larger else -point[0]))
 
 # %% ../../nbs/exercises/shoe.ipynb #05c25113
 _TRIED = (  # act, lr, max_norm, accuracies of two seeds
-    ("tanh", 1., .1, (.80, .80)), ("tanh", 2., .1, (.84, .84)), ("tanh", 4., .4, (.81, .86)),
-    ("relu", 1., .1, (.79, .79)), ("relu", .5, 1.6, (.82, .82)), ("relu", 8., .1, (.70, .85)),
+    ("tanh", 1., .1, (.80, .80, .80)), ("tanh", 2., .1, (.84, .84)), ("tanh", 4., .4, (.81, .86)),
+    ("relu", 1., .1, (.79, .79, .79)), ("relu", .5, 1.6, (.82, .82)), ("relu", 8., .1, (.70, .85)),
     ("sigmoid", 8., .1, (.88, .88)), ("sigmoid", 16., .1, (.83, .83)))
 
 
@@ -96,6 +98,10 @@ check_fair_choice = Exercise(
             lambda rows, act: _choice(rows, None),
         "one lucky seed: compare the means over seeds":
             lambda rows, act: _choice(rows, act, of=max),
+        "means, not sums: pairs were tried with different numbers of seeds":
+            lambda rows, act: _choice(rows, act, of=sum),
+        "of equals the smaller rate, not the larger one":
+            lambda rows, act: _choice(rows, act, larger=True),
         "threshold first, then rate": lambda rows, act: _choice(rows, act)[::-1]},
     hints=(
         "Throw away the rows of other activations and of the final stage first.",
@@ -143,6 +149,7 @@ check_whole_bill = Exercise(
         "adding two eps is an upper bound, and it costs two delta: compose the steps instead":
             _each(lambda a, b: a + b),
         "the dearer of two runs is not the bill of both": _each(max),
+        "squares of eps do not add up either: compose the steps": _each(math.hypot),
         "all steps at one noise: each run has its own":
             lambda q, steps, sigma, first_steps, first_sigma:
                 _bill((q, sigma, steps + first_steps))},
@@ -157,6 +164,11 @@ def _interval(a, b, errors=2., correction=1, of_means=True):
     gap = (a.mean() - b.mean()).item()
     parts = [v.var(correction=correction).item()/(len(v) if of_means else 1) for v in (a, b)]
     return gap - errors*math.sqrt(sum(parts)), gap + errors*math.sqrt(sum(parts))
+
+
+def _around(a, b, width):
+    gap = (a.mean() - b.mean()).item()
+    return gap - width, gap + width
 
 
 def _accuracies(trial, *runs):
@@ -182,6 +194,15 @@ check_gap_interval = Exercise(
             lambda a, b: _interval(a, b, 1.),
         "these are no pairs: add the variances of both means":
             lambda a, b: _interval(a - b, torch.zeros(2)),
+        "the pair is (low, high), in this order": lambda a, b: _interval(a, b)[::-1],
+        "the ends of the interval are asked for, not its middle and half of its length":
+            lambda a, b: ((a.mean() - b.mean()).item(), _interval(a, b)[1] - (a.mean() - b.mean()).item()),
+        "errors of independent means add up as squares": lambda a, b: _around(
+            a, b, 2*(a.std()/len(a)**.5 + b.std()/len(b)**.5).item()),
+        "that is the variance of the difference: take its root":
+            lambda a, b: _around(a, b, 2*(a.var()/len(a) + b.var()/len(b)).item()),
+        "each variance is divided by its own n, not both by the sum":
+            lambda a, b: _around(a, b, 2*((a.var() + b.var())/(len(a) + len(b))).item()**.5),
         "the wrong way round: a minus b": lambda a, b: _interval(b, a)},
     hints=(
         "The variance of a mean of n runs is their variance divided by n.",

@@ -27,6 +27,15 @@ check_rms = Exercise(
         "you summed where you should average: that is the norm": lambda x: x.norm(),
         "you averaged over the last dimension only": lambda x: x.square().mean(-1).sqrt(),
         "you averaged over the first dimension only": lambda x: x.square().mean(0).sqrt(),
+        "len counts rows only: numel counts all elements":
+            lambda x: (x.square().sum()/len(x)).sqrt(),
+        "a root for every row, then a mean: first the mean over all elements, then one root":
+            lambda x: x.square().mean(-1).sqrt().mean(),
+        "divide by n, not by n - 1: nothing was estimated":
+            lambda x: (x.square().sum()/(x.numel() - 1)).sqrt(),
+        "that is the largest |x|: average over all elements": lambda x: x.abs().max(),
+        "that is a mean of roots: first squares, then their mean, then its root":
+            lambda x: x.abs().sqrt().mean(),
         "that is the norm over n: the norm is a root already, so divide by the root of n":
             lambda x: x.norm()/x.numel(),
         "that is the spread around the mean: subtract nothing": lambda x: x.std(),
@@ -109,13 +118,17 @@ def _agrees(trial):
     why = ""
     if errors[2] > 5:
         why = "that is the error of one number: average the n numbers of a repetition first"
+    elif errors[0] < .1:
+        why = "a mean for each repetition, over its n numbers: you averaged over the repetitions"
+    elif errors[2] < .2:
+        why = "that is the mean square: take its root"
     elif all(.7 < e < .9 for e in errors):
         why = "the mean of |m| is smaller than the root of the mean of m squared"
     trial.need(all(.9 < e < 1.1 for e in errors),
                f"error*sqrt(n) for n = 1, 9, 100: {[round(e, 3) for e in errors]}", why)
 
 
-def _honest(trial, n=4, repeats=100, runs=600):
+def _honest(trial, n=9, repeats=100, runs=600):
     "(measured - true)/spread of many experiments."
     ratios = []
     for _ in range(runs):
@@ -128,6 +141,10 @@ def _honest(trial, n=4, repeats=100, runs=600):
         why = "that is what theory says, computed: an experiment measures it"
     elif abs(std*repeats**.5 - 1) < .3 or abs(std*(2*repeats)**.5 - 1) < .3:
         why = "that is the spread of one repetition; the measured error is an average over all"
+    elif abs(std/(repeats/2)**.5 - 1) < .3:
+        why = "errors shrink with the root of the number of repetitions, not with the number"
+    elif abs(std - n**.5/2) < .2:
+        why = "that is the spread of the mean square: its root varies by 1/(2 error) of that"
     elif abs(std - .5**.5) < .08:
         why = "the root halves relative errors: error/sqrt(2 repeats), not error/sqrt(repeats)"
     trial.need(ratios.mean().abs() < .5 and .85 < std < 1.18, f"it varies by {std:.3g}", why)
@@ -178,6 +195,11 @@ check_secrets = Exercise(
             lambda means: [len(means)*mean for mean in means],
         "you counted from 0: the k-th mean is over k values, not k - 1":
             lambda means: _secrets(means, 0),
+        "add no means up: a mean times its count is a sum already":
+            lambda means: [sum(means[:i]) for i in range(1, len(means) + 1)],
+        "the k-th mean stands at means[k-1] and is multiplied by k":
+            lambda means: [means[0]] + [i*means[i] - (i - 1)*means[i-1]
+                                        for i in range(1, len(means))],
         "the first secret is missing": lambda means: _secrets(means)[1:]},
     hints=(
         "The k-th mean times k is a sum.",

@@ -30,6 +30,15 @@ def _last_digit(total):
     return other
 
 
+def _as_many_as_steps(trial, steps=1000):
+    "A key of two bytes repeats a noise 7 times in 1,000 steps, one of four once in 10,000 runs."
+    total = trial.normal(2)
+    noises = [tuple(torch.as_tensor(trial("run", t, total)).tolist()) for t in range(steps)]
+    different = len(set(noises))
+    trial.need(different == steps, f"{steps} steps had {different} different noises",
+               "few bytes of the hash make few noises, and one comes again: take eight", True)
+
+
 _SEPARATE = "two names that read the same: put a separator between seed and t"
 _TWINS = {  # what is different, from ("run", 11, total) -> (change, the diagnosis if noise is not)
     "another step, another seed, another sum: unrelated noise": {
@@ -59,8 +68,15 @@ def _standard(trial):
     trial.need(noise.shape == (200, 20), f"shape {tuple(noise.shape)}, not (200, 20)")
     trial.need(noise.dtype == torch.float64, f"{noise.dtype}", "noise belongs in float64")
     mean, std = noise.mean().item(), noise.std().item()
+    trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}",
+               "standard normal numbers: torch.randn, not torch.rand"*(std < .5), leaks=std < 1)
     trial.need(abs(mean) < .1, f"the mean is {mean:.3f}")
-    trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}", leaks=std < 1)
+    # two thirds of uniform numbers lie beyond; 4,000 normal ones err by .008
+    beyond = (noise.abs() > .6745).double().mean().item()
+    trial.need(abs(beyond - .5) < .04, f"{beyond:.3f} of the numbers lie beyond .6745, not half",
+               "the spread is right, the shape is not: torch.randn", leaks=True)
+    coarse = torch.equal(noise, noise.float().double())
+    trial.need(not coarse, "every number has 24 bits only", "noise belongs in float64: draw it so")
 
 
 def _same_bits(trial):
@@ -88,7 +104,8 @@ check_noise_for = Exercise(
     properties={
         "float64 standard normal numbers, in the sum's shape": _standard,
         "the same again: the same bits": _same_bits,
-        **{text: _unrelated(twins) for text, twins in _TWINS.items()}},
+        **{text: _unrelated(twins) for text, twins in _TWINS.items()},
+        "a thousand steps have a thousand noises": _as_many_as_steps},
     hints=(
         "Build one name out of all three, hash it, and seed a generator of your own with the hash.",
         "`total.double().numpy().tobytes()` holds every digit of the sum, in order; a sum or a "
@@ -144,6 +161,8 @@ check_must_pay = Exercise(
             lambda events: sum(event[0] == "noised" for event in events)},
     leaks={
         "going back to a checkpoint does not take back what was seen": _with_the_file,
+        "a resumed run is not free: what it noises anew counts":
+            lambda events: _distinct(1, 2, 3)(events[:[*events, ("load",)].index(("load",))]),
         "the same step with another sum has other noise: both are seen": _distinct(1, 2),
         "another seed, another noise: the same sum was seen twice": _distinct(2, 3),
         "the same sum at another step has other noise: both are seen": _distinct(1, 3),
@@ -191,7 +210,9 @@ def _asked(trial, n, sigma):
     value, sensitivity, used, answer = door.looks[0]
     rows = {share*n: 1, share: n}  # a count goes through, or a mean
     near = [r for truth, r in rows.items() if abs(value - truth) < 1e-6]
-    trial.need(near, f"{value:.5g} went through the door; {share*n:.0f} of {n} answers are right")
+    errors = abs(value - (1 - share)*n) < 1e-6
+    trial.need(near, f"{value:.5g} went through the door; {share*n:.0f} of {n} answers are right",
+               "these are the wrong answers: count the right ones"*errors)
     return share, used, sensitivity*near[0], got, answer*near[0]/n
 
 
@@ -211,9 +232,10 @@ def _enough(trial, n, sigma):
 
 def _what_the_door_gave(trial, n, sigma):
     share, _, _, got, noised = _asked(trial, n, sigma)
-    exact = abs(got - share) < 1e-6
+    exact = any(abs(got - round(share, digits)) < 1e-6 for digits in (2, 3, 9))
     why = "the exact accuracy leaves the house: return what `noisy` gave"*exact
     why = why or "divide the noised count by the number of rows"*(abs(got - n*noised) < 1e-4)
+    why = why or "what the door gave, over the number of rows, and nothing more: it is noised"
     trial.need(abs(got - noised) < 1e-6, f"got {got:.6g}, the noised share is {noised:.6g}", why,
                leaks=exact)
 
@@ -290,6 +312,10 @@ check_micro_sum = Exercise(
         "the last rows are lost: the last piece may be smaller":
             lambda model, loss_fn, x, y, clip, size: loop_grad_sum(
                 model, loss_fn, x[:len(x)//size*size], y[:len(x)//size*size], clip)[0],
+        "the bias is missing: add up every name of the dict":
+            lambda *case: {"weight": _whole_sum(*case)["weight"]},
+        "a sum, not a mean over the rows: the division comes after the noise":
+            lambda *case: _added([_whole_sum(*case)], 1/len(case[2])),
         "that is the first piece alone: add the pieces up": lambda *case: _pieces(*case)[0],
         "that is the last piece alone: add the pieces up": lambda *case: _pieces(*case)[-1],
         "that is the mean over pieces: add them up, the division comes after the noise":
@@ -297,6 +323,9 @@ check_micro_sum = Exercise(
         "clip every example, not the piece: one long gradient decides for all in it":
             _clipped_wholes},
     leaks={
+        "each row is clipped to C, whatever the size of its piece":
+            lambda model, loss_fn, x, y, clip, size: loop_grad_sum(
+                model, loss_fn, x, y, FlatClip(clip.max_norm*size))[0],
         "nobody was clipped": lambda model, loss_fn, x, y, clip, size: loop_grad_sum(
             model, loss_fn, x, y, FlatClip(1e30))[0]},
     hints=(

@@ -50,6 +50,7 @@ check_warm_ema = Exercise(
             _ema(lambda t, decay: 1 - _warm(t, decay)),
         "t counts the iterates that are in the average: 1 when the second one comes":
             _ema(lambda t, decay: _warm(t - 1, decay)),
+        "(1 + t)/(10 + t): the 1 above is missing": _ema(lambda t, decay: min(decay, t/(10 + t))),
         "begin with the first iterate: 0 is no iterate": lambda iterates, decay: _ema()(
             torch.cat([0*iterates[:1], iterates[1:]]), decay),
         "that is the plain mean": lambda iterates, decay: iterates.mean(0)},
@@ -73,6 +74,16 @@ def _long_and_short(trial):
     return [(trial.normal(6, 4, 5)*sizes, 1.5)]
 
 
+def _nobody_moves_it_far(trial):
+    people, C = trial.normal(6, 3, 5), trial.uniform(.5, 2.)
+    for size in (1., 1e4):
+        for newcomer in (trial.normal(1, 3, 5), torch.ones(1, 3, 5).double()):
+            more = torch.as_tensor(trial(torch.cat([people, size*newcomer]), C)).double()
+            move = (more - torch.as_tensor(trial(people, C)).double()).norm().item()/C
+            trial.need(move < 1 + 1e-6, f"one more person moves the sum by {move:.4g} C",
+                       "clip what each person has, before anything is added up", leaks=True)
+
+
 def _contradicting(trial):
     g = trial.normal(1, 1, 5)
     return [(torch.cat([g, -g], 1), 1.)]
@@ -87,12 +98,19 @@ check_clipped_views = Exercise(
         "one view: the ordinary clipped sum": lambda trial: [(3*trial.normal(4, 1, 5), .7)],
         "views that contradict each other say nothing": _contradicting,
         "somebody who looks the same in all views counts C, once":
-            lambda trial: [(9*trial.normal(1, 1, 5).expand(1, 8, 5), 1.)]},
+            lambda trial: [(9*trial.normal(1, 1, 5).expand(1, 8, 5), 1.)],
+        "one more person moves the sum by C at most": _nobody_moves_it_far},
     slips={
         "sound, but it gives signal away: average the views first, then clip":
             lambda g, c: _shorter(g, c).mean(1).sum(0),
         "the views are averaged, not added: k views are no reason for a longer gradient":
             lambda g, c: _shorter(g.sum(1), c).sum(0),
+        "sound, but views of C/k each give signal away: average first, then one clip to C":
+            lambda g, c: _shorter(g, c/g.shape[1]).sum((0, 1)),
+        "that is the first view: average over all of them, dim 1":
+            lambda g, c: _shorter(g[:, 0], c).sum(0),
+        "whoever is shorter than C stays as she is: the factor is at most 1":
+            lambda g, c: (c*torch.nn.functional.normalize(g.mean(1), dim=-1)).sum(0),
         "that is the mean over people: the sum is wanted, noise comes before the division":
             lambda g, c: _clipped_people(g, c)/len(g)},
     leaks={
@@ -102,6 +120,10 @@ check_clipped_views = Exercise(
         "sum by sqrt(k) C": lambda g, c: _shorter(g.flatten(1), c).view_as(g).sum((0, 1)),
         "the mean over people was clipped: clip each person's, then add up":
             lambda g, c: len(g)*_shorter(g.mean((0, 1)), c),
+        "the sum over people was clipped: clip each person's, then add up":
+            lambda g, c: _shorter(g.mean(1).sum(0), c),
+        "each coordinate was bounded: C bounds the length of all together":
+            lambda g, c: g.mean(1).clamp(-c, c).sum(0),
         "nobody was clipped": lambda g, c: g.mean(1).sum(0)},
     hints=(
         "The unit is the person: how many gradients may one person have when the clip comes?",

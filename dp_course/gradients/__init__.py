@@ -3,6 +3,8 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
+    "attention": """
+        broadcast_parameters self_attention self_attention_of with_copies""",
     "clipping": """
         AdaptiveClip AutoClip LayerClip noised_fraction split_sigma""",
     "dpsgd": """

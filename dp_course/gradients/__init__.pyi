@@ -1,3 +1,7 @@
+from .attention import broadcast_parameters as broadcast_parameters
+from .attention import self_attention as self_attention
+from .attention import self_attention_of as self_attention_of
+from .attention import with_copies as with_copies
 from .clipping import AdaptiveClip as AdaptiveClip
 from .clipping import AutoClip as AutoClip
 from .clipping import LayerClip as LayerClip

@@ -48,6 +48,8 @@ def _in_pieces(rows):  # (b,p) -> list of (n,p)
 
 
 def _norms_in_float64(rows):  # (b,p) -> (b) float64
+    if rows.numel() <= _PIECE:
+        return vector_norm(rows.double(), dim=1)
     blocks = [torch.cat([vector_norm(some.double(), dim=1) for some in _in_pieces(block)])
               for block in rows.split(_PIECE, 1)]
     return vector_norm(torch.stack(blocks), dim=0)
@@ -70,6 +72,8 @@ def _row_norms(rows):  # (b,p) -> (b) float64
 def _add_rows(total, rows, factors):  # (p) float64, (b,p), (b)
     "Add rows to a total, each times its factor, in float64 from the first addition on."
     factors = factors.double()
+    if rows.numel() <= _PIECE:
+        return total.addmv_(rows.double().T, factors)
     width = rows.shape[1] if rows.is_cuda else _PIECE//2
     for block, part in zip(rows.split(width, 1), total.split(width)):
         n = len(rows) if rows.is_cuda else min(_ROWS, 1 + 2*_PIECE//block.shape[1])
@@ -154,6 +158,14 @@ def _late_sum(weight, factors, bad, squared):
     return kept.restored(total)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #01fc6bdf
+_KEPT = 2**23  # numbers of a weight's gradients (32 MB) that are kept rather than formed twice
+_FEW = 16      # positions for which a sum in float64 is cheaper than forming the gradients for it
+
+
+def _few_at_a_time(numbers):  # of one example -> how many examples at a time
+    return min(_ROWS, max(64, 8*_PIECE//numbers))
+
+
 class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
     def __init__(
@@ -177,8 +189,8 @@ class LinearWeight:
 
     def ghost_pays(self):
         "Are two tables of inner products cheaper than the gradient, and is it too big to keep?"
-        t, i, o = *self.x.shape[1:], self.g.shape[2]
-        return t == 1 or t*(i + o) < i*o
+        b, t, i, o = *self.x.shape, self.g.shape[2]
+        return t == 1 or (t*(i + o) < i*o and (t <= _FEW or b*i*o > _KEPT))
 
     def ghost_norms(self):  # (b) squared
         if self.x.shape[1] == 1:
@@ -201,15 +213,17 @@ class LinearWeight:
         squared=None,  # (b) squared norms that made the factors; None: any length is right
     ):                 # (o,i) float64
         "Add up the gradients, each times its factor: one matrix product, or a few at a time."
-        if self.x.shape[1] > 1:
+        t = self.x.shape[1]
+        if t > _FEW:
             return _late_sum(self, factors, bad, squared)
         total = factors.new_zeros(self.shape, dtype=torch.float64)
-        n = min(_ROWS, max(64, 8*_PIECE//sum(self.shape)))
+        n = _few_at_a_time(t*sum(self.shape))
         for low in range(0, len(factors), n):  # a product of two float32 is exact in float64
             part = slice(low, low + n)
             erased = None if bad is None else bad[part]
-            x = weighted_rows(self.x[part, 0], erased)
-            total.addmm_(weighted_rows(self.g[part, 0], erased, factors[part]).T, x)
+            x = weighted_rows(self.x[part], erased).flatten(0, 1)
+            g = weighted_rows(self.g[part], erased, factors[part]).flatten(0, 1)
+            total.addmm_(g.T, x)
         return total
 
     def kept(self):
@@ -229,12 +243,17 @@ def _by_position(rows, tape):  # ((k b),...,c) -> (b,(k t),c)
     return split.transpose(0, 1).flatten(1, 2)
 
 
-def _linear_back(tape, m, x, g, y):
+def _product_back(tape, weight, bias, x, g):
+    "Note the gradients of a product with a weight, whoever holds it."
     x, g = _by_position(x, tape), _by_position(g, tape)
-    if _learns(m.bias):
-        tape.add(m.bias, KeptGradients(g.sum(1, dtype=at_least_float32(g.dtype))))
-    if _learns(m.weight):
-        tape.add_weight(m.weight, LinearWeight(x, g))
+    if _learns(bias):
+        tape.add(bias, KeptGradients(g.sum(1, dtype=at_least_float32(g.dtype))))
+    if _learns(weight):
+        tape.add_weight(weight, LinearWeight(x, g))
+
+
+def _linear_back(tape, m, x, g, y):
+    _product_back(tape, m.weight, m.bias, x, g)
 
 
 def _linear(tape, m, x):
@@ -341,7 +360,11 @@ def _gradients_by_patches(conv, x, g, b, padding):  # (b,*weight.shape)
     gradients = g.new_empty(*g.shape[:3], fan_in)
     n = 1 + 2**20//(groups*fan_in*t)  # rows at a time: patches of 4 MB
     for part, xs, gs in zip(gradients.split(n), x.split(n), g.split(n)):
-        torch.matmul(gs, _patches(xs, conv, padding).mT, out=part)
+        patches = _patches(xs, conv, padding)
+        if shape[0] == groups:  # depthwise: thousands of products of two short lines
+            torch.sum(gs*patches, -1, out=part.squeeze(2))
+        else:
+            torch.matmul(gs, patches.mT, out=part)
     gradients = gradients.view(-1, b, *shape)
     return gradients[0] if len(gradients) == 1 else gradients.sum(0)
 
@@ -503,7 +526,18 @@ class ConvWeight:
         return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly=exactly)
 
     def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
-        return _late_sum(self, factors, bad, squared)
+        t = self.g.shape[2:].numel()
+        if t > _FEW or self.conv.groups > 1 or len(self.x) > self.b:
+            return _late_sum(self, factors, bad, squared)
+        total = factors.new_zeros(self.shape[0], self.shape[1:].numel(), dtype=torch.float64)
+        n = _few_at_a_time(t*sum(total.shape))
+        for low in range(0, self.b, n):
+            part = slice(low, low + n)
+            erased = None if bad is None else bad[part]
+            patches = _patches(weighted_rows(self.x[part], erased), self.conv, self.padding)
+            g = weighted_rows(self.g[part].flatten(2), erased, factors[part])
+            total.addmm_(g.transpose(0, 1).flatten(1), patches[:, 0].transpose(0, 1).flatten(1).T)
+        return total.view(self.shape)
 
     def kept(self):
         return self.keep(self.gradients())

@@ -21,6 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
+from .attention import (
+    broadcast_parameters, self_attention, self_attention_of, with_copies)
 from .dpsgd import trainable
 from .layers import GhostNorm, KeptGradients, at_least_float32, rule_of
 
@@ -224,8 +226,14 @@ def _layer(tape, m, rule, forward, *args, **kwargs):
     if tape.alone:
         return forward(*args, **kwargs)
     _refuse_computed(m, f"{tape.paths[id(m)]} is {type(m).__name__}: ")
-    for p in m.parameters(recurse=rule is None):
+    names = broadcast_parameters(m) if rule is None else None
+    if names is not None:
+        return with_copies(tape, m, names, forward, args, kwargs)
+    attention = self_attention_of(m, args, kwargs) if rule is None else None
+    for p in m.parameters(recurse=rule is None and attention is None):
         tape.uses[id(p)] += 1
+    if attention is not None:
+        return self_attention(tape, m, attention)
     if rule is None:
         return _row_by_row(tape, m, forward, args, kwargs)
     inputs = (*args, *kwargs.values())  # such a layer has one input

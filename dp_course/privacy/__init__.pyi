@@ -16,6 +16,7 @@ from .budget import composed as composed
 from .budget import counted as counted
 from .budget import falling_root as falling_root
 from .budget import multipliers as multipliers
+from .budget import plain_numbers as plain_numbers
 from .budget import plan_in_words as plan_in_words
 from .budget import round_up as round_up
 from .budget import steps_of as steps_of
@@ -47,6 +48,7 @@ from .pld import log_sum_exp as log_sum_exp
 from .pld import loss_masses as loss_masses
 from .pld import privacy_loss as privacy_loss
 from .pld import rdp_sampled_gaussian as rdp_sampled_gaussian
+from .pld import read_divergences as read_divergences
 from .pld import read_orders as read_orders
 from .pld import require as require
 from .randomness import SecretSeed as SecretSeed

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 # %% ../../nbs/03_cost.ipynb #762a2ec8
-from .pld import read_orders, require
+from .pld import read_divergences, read_orders, require
 
 
 def rdp_gaussian(
@@ -35,9 +35,10 @@ def rdp_to_epsilon(
     delta:float,  # probability with which the bound may fail
 ):                # float
     "Give the smallest eps that the divergences prove: the conversion in use today."
-    # ValueError: an order <= 1, delta outside (0, 1).
+    # ValueError: an order <= 1, a divergence that is no number >= 0, delta outside (0, 1).
     # Canonne, Kamath, Steinke 2020, Proposition 12; Balle et al. 2020, Theorem 21
-    rdp, a = np.asarray(rdp, float), read_orders(orders)
+    a = read_orders(orders)
+    rdp = read_divergences(rdp, a)
     require(delta=delta)
     eps = rdp + np.log1p(-1/a) - (math.log(delta) + np.log(a))/(a - 1)
     return float(max(0., np.min(eps)))
@@ -75,7 +76,7 @@ class RDPAccountant(Accountant):
         if not self.merged() or eps == math.inf:
             return 0.
         a = self.orders
-        log_delta = (a - 1)*(self.rdp() - eps + np.log1p(-1/a)) - np.log(a)
+        log_delta = (a - 1)*(self.rdp() - float(eps) + np.log1p(-1/a)) - np.log(a)
         return float(np.exp(min(0., np.min(log_delta))))
 
 # %% ../../nbs/03_cost.ipynb #e8e6d21e
@@ -157,7 +158,8 @@ def _log_sigma(low, high, spent, eps):
 # %% ../../nbs/03_cost.ipynb #562c24cf
 from dataclasses import InitVar, dataclass
 
-from .budget import Budget, check_plan_numbers, plan_in_words, steps_of
+from .budget import (
+    Budget, check_plan_numbers, plain_numbers, plan_in_words, steps_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +181,15 @@ class PrivacyPlan:
     def __post_init__(self, epochs):
         self._set(steps=steps_of(self, epochs))
         check_plan_numbers(self)
-        self._set(releases=multipliers(self.releases))
+        self._set(**plain_numbers(self), releases=multipliers(self.releases))
         if self.sigma is None:
-            sigma = noise_multiplier(eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
-                                     accountant=self.accountant, releases=self.releases)
-            self._set(sigma=sigma)
-        require(sigma=self.sigma)
+            self._set(sigma=noise_multiplier(
+                eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
+                accountant=self.accountant, releases=self.releases))
+        else:
+            self._check_sigma()
+
+    def _check_sigma(self):
         spent = self.epsilon_after(self.steps)
         if self.eps is None:
             if spent == math.inf:

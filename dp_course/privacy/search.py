@@ -33,6 +33,7 @@ def composed_search_epsilon(
     # ValueError: `tries` is no whole number
     check_number("is not a number of runs: pass an integer, 10**9 at most",
                  lambda v: 0 <= v <= 1e9 and v.is_integer(), tries=tries)
+    require(steps=steps)
     return epsilon(q=q, sigma=sigma, steps=int(tries)*steps, delta=delta, accountant=accountant)
 
 # %% ../../nbs/workshop/privacy/search.ipynb #c2b5bf93
@@ -62,6 +63,8 @@ class RandomStopping:
                      lambda v: 1 <= v <= 1e100, mean=self.mean)
         check_number("is no shape: pass a number > -1, or math.inf", lambda v: v > -1,
                      eta=self.eta)
+        for name in ("mean", "eta"):  # NumPy's numbers would be computed with in their precision
+            object.__setattr__(self, name, float(getattr(self, name)))
         if self.eta < math.inf and _mean_runs(self.eta, -600.) < self.mean:
             raise ValueError(f"eta={self.eta} cannot reach mean={self.mean}: pass a larger eta")
 
@@ -128,6 +131,7 @@ def search_epsilon(
 ):  # an upper bound, by RDP
     "eps of a search that makes a random number of runs and publishes only the best."
     # Papernot & Steinke 2022; every run is one of (q, sigma, steps), its score part of its release
+    require(q=q, sigma=sigma, steps=steps, delta=delta)
     run = RDPAccountant().step(q, sigma, steps)
     for other in multipliers(releases):
         run.step(1, other)
@@ -148,6 +152,8 @@ def search_noise_multiplier(
     "Noise multiplier with which a whole random search spends at most `eps`."
     # ValueError: eps is not positive, or less than what the random number of runs costs on its own
     check_number("is no budget: pass a finite number > 0", lambda v: 0 < v < math.inf, eps=eps)
+    require(q=q, steps=steps, delta=delta)
+    eps = float(eps)
     if q == 0 or steps == 0:
         return 0.
 
@@ -192,9 +198,11 @@ class Search:
     def __post_init__(self):
         require(n=self.n, batch_size=self.batch_size, steps=self.steps, delta=self.delta)
         if self.batch_size > self.n:
-            raise ValueError(f"batch_size={self.batch_size:g} is more than all n={self.n:,} "
+            raise ValueError(f"batch_size={float(self.batch_size):g} is more than all n={self.n:,} "
                              "examples: pass less, because q = batch_size/n is a rate")
-        if not self.eta < math.inf:
+        check_number("is no search: it makes 1 run or more, 1e100 at most",
+                     lambda v: 1 <= v <= 1e100, runs=self.runs)
+        if self.tries.eta == math.inf:
             raise ValueError("eta=inf is a Poisson number of runs, which may be 0: pass a finite "
                              "eta, such as 1")
         if self.score_sigma is not None:

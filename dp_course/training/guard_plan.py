@@ -37,8 +37,9 @@ def check_plan(
     n = data.units
     if plan.n != n:
         whose = "examples" if data.groups is None else "units (groups=)"
+        part = "; several processes get the whole set each, and a plan for all of it"
         raise ValueError(f"the plan is for n={plan.n}, the data has {n} {whose}: make a "
-                         f"PrivacyPlan(n={n}, ...)")
+                         f"PrivacyPlan(n={n}, ...){part*(n < plan.n)}")
     if type(plan) is PrivacyPlan:  # a subclass could say anything
         return
     eps = plan.accountant().step(plan.q, plan.sigma, plan.steps).epsilon(plan.delta)

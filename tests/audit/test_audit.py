@@ -71,8 +71,9 @@ CORRECT = {
 # --- the bug lab
 
 
-PAIRS = [  # the views change nothing between steps; a full release takes twenty seconds
-    pytest.param(name, layer, marks=[pytest.mark.slow]*((name, layer) == ("full", "release")))
+DEAR = {("full", "release"), ("small", "release"), ("full", "one run"), ("full, views", "sampler")}
+PAIRS = [  # the views change nothing between steps; the dear ones take three to twenty seconds
+    pytest.param(name, layer, marks=[pytest.mark.slow]*((name, layer) in DEAR))
     for layer in AUDITS for name in CORRECT
     if not ("views" in name and layer in ("one run", "release"))]
 
@@ -83,7 +84,8 @@ def test_a_correct_trainer_passes(name, layer):
     assert finding, finding
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow]*(name == "pear")) for name in MUTANTS])
 def test_a_mutant_is_caught_where_it_should_be(name):
     mutant = MUTANTS[name]
 
@@ -92,8 +94,8 @@ def test_a_mutant_is_caught_where_it_should_be(name):
     assert not audit_all(make, [mutant.layer])[mutant.layer], mutant.wrong
 
 
-@pytest.mark.parametrize("name", ["oak", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("cedar", "elm", "olive", "pine"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["oak", "cedar", "elm", "olive", "pine"])
 def test_the_released_weights_give_a_mutant_away(name):
     "A second layer for those of every other one, by a whole run on D and D + z."
     def make(**kinds):

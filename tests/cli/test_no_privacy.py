@@ -25,6 +25,8 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.training import load_checked, read_record, recorded
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 OPEN = [name for name in PRESETS if make_config(name).eps == math.inf]
 
 
@@ -53,9 +55,12 @@ def test_the_presets_differ_from_the_private_ones_in_noise_and_clip_alone():
         assert "no privacy" in PRESETS[name]["about"]
 
 
-def test_every_line_says_it_and_no_line_of_the_record_has_an_eps(tmp_path, capsys):
-    name = "leaves-encoder-clip-fast"
-    assert main([name, "--seed", "0", "--out", str(tmp_path)]) == 0
+@pytest.mark.parametrize("name, given", [
+    ("digits-eps3-fast", dict(eps=math.inf)),
+    pytest.param("leaves-encoder-clip-fast", {}, marks=pytest.mark.slow)])
+def test_every_line_says_it_and_no_line_of_the_record_has_an_eps(name, given, tmp_path, capsys):
+    typed = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    assert main([name, *typed, "--seed", "0", "--out", str(tmp_path)]) == 0
     lines = said(capsys)
     assert len(lines) > 5 and all("no privacy" in line.lower() for line in lines)
     path, = tmp_path.glob("*.jsonl")
@@ -65,8 +70,9 @@ def test_every_line_says_it_and_no_line_of_the_record_has_an_eps(tmp_path, capsy
     assert record[0]["config"]["eps"] is None and record[0]["plan"]["eps"] is None
     assert record[0]["plan"]["sigma"] == 0
     assert record[-1]["statement"].startswith("No privacy")
-    assert config_of(record) == replace(make_config(name), precision=record[0]["precision"])
-    assert verify(record) is record and recorded(tmp_path)[name] == [record]
+    assert config_of(record) == replace(
+        make_config(name, **given), precision=record[0]["precision"])
+    assert verify(record) is record and [record] in recorded(tmp_path).values()
     release, = tmp_path.glob("*.release.pt")
     assert load_checked(release, "dp_course release 1")["statement"].startswith("No privacy")
     assert "no privacy" in compare([path]) and plot_records([path]).axes

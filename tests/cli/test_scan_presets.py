@@ -150,6 +150,8 @@ def test_scans_that_are_not_there_and_a_start_that_is_not_there(monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     assert main(["oct-head-eps8", "--seed", "0"]) == 2
     assert "180 files are missing" in capsys.readouterr().err
+    monkeypatch.setitem(IMAGES, "oct", (70, (1, 32, 16)))  # as many, but small ones
+    estimates._one.cache_clear()
     assert main(["oct-head-eps8", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "start    no encoder" in out and "python -m experiments segmentation pretrain" in out
@@ -249,6 +251,7 @@ def test_a_rehearsal_needs_no_scan(name, scans, capsys, tmp_path, monkeypatch):
     assert learn in out and "oct: there" in out
 
 
+@pytest.mark.slow
 def test_seeds_are_summed_up_by_dice(ended, tmp_path, capsys):
     assert main(["oct-head-eps8-fast", "--seeds", "2", "--seed", "0", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

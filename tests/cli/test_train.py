@@ -50,6 +50,8 @@ from dp_course.privacy import PLDAccountant, RDPAccountant
 from dp_course.training import Record, composed_epsilon, load_runs, mean_std, read_record
 from dp_course.training import trainer as trainer_module
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
@@ -153,7 +155,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(typed, capsys, tmp_path, monkey
 
 
 def test_a_mistake_has_no_traceback_in_a_real_process(tmp_path):
-    done = dp_train("resnet20-eps33", "--out", tmp_path/"new")
+    done = warm.run(main, ["resnet20-eps33", "--out", str(tmp_path/"new")])
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -204,6 +206,7 @@ def screen_of(columns, *words):
     return [line for line in text.replace("\x1b[A", "").split("\r") if line.strip()]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_live_bar(tmp_path):
     seen = "\r".join(screen_of(160, "digits-eps3-fast", "--out", tmp_path))  # room for a bar
     for word in ("digits-eps3-fast", "eps", "test accuracy", "<"):  # elapsed<left
@@ -486,8 +489,7 @@ FAST = [f"{name}-fast" for name in PRESETS]
 KINDS = {bare(name): name for name in FAST}  # other budgets are the same code
 
 
-QUICK = ("digits", "public-max100", "scatter-cnn", "shoe-mnist", "leaves-encoder-plain",
-         "leaves-cnn", "oct-head", "report-v1", "resnet20-cpu-plain")
+QUICK = ("digits", "public-max100", "scatter-linear", "shoe-mnist", "oct-head", "report-v1")
 
 
 @pytest.mark.parametrize("name", [
@@ -811,6 +813,7 @@ def survive(tmp_path, kills):
     return calm, path
 
 
+@pytest.mark.slow
 def test_kill_9_ten_times_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums in another order differ in the last bit
     calm, path = survive(tmp_path, kills=10)
@@ -978,6 +981,7 @@ def test_the_main_job_repeats_its_record(tmp_path):
 # --- the real network on real images
 
 
+@pytest.mark.slow
 def test_resnet20_takes_three_steps_on_real_cifar10(real, tmp_path):
     cifar = real("cifar10")
     small = dict(batch_size=8, micro_batch=16, views=2, epochs=3*8/2000, momentum=.9)

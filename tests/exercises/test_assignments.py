@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 for folder in ("assignments", "tools", "tests"):
     sys.path.insert(0, str(ROOT/folder))
 
+import answers  # noqa: E402
 import assign  # noqa: E402
 import grade  # noqa: E402
 import grade_box  # noqa: E402
@@ -168,6 +169,14 @@ def test_an_answer_that_breaks_privacy_earns_half_at_most(check, what, spaces):
     assert words in card.why, card
 
 
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_hundreds_of_wrong_answers_and_unusual_right_ones(all_of_them, spaces):
+    "Wrong ones are refused in words, those that break privacy earn half at most, right ones all."
+    def judge(check, code):
+        return verdict(check, answers.named(code, ASKED[check][1]), spaces)
+    assert not list(answers.complaints(ASKED, judge, all_of_them))
+
+
 def test_zeros_of_the_usual_type_are_a_right_start(spaces):
     "What works on the images that a student sees works on the hidden cases."
     assert verdict("check_train", wrong_handins.TRAIN, spaces).solved
@@ -289,8 +298,8 @@ leaderboard.hand_in(make_config("digits-eps3"), sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("kind,threads", [
-    ("avx2", 1), pytest.param(None, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind,threads", [("avx2", 1), (None, 2)])
 def test_a_run_of_another_processor_stands(tmp_path, kind, threads):
     "It rounds otherwise, so its noise is another: the ledger says which."
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -716,6 +725,12 @@ ESCAPES = {  # what -> Python that says how far it came; PermissionError and the
     "the hidden checks": "os.listdir(os.path.join(root, 'assignments'))",
     "the tools": "[f for f in os.listdir(root + '/tools') if f != 'grade_student.py'][0]",
     "the teacher's environment": "os.environ['TEACHERS_TOKEN']",
+    "the environment of the first process": "open('/proc/1/environ').read().split('TEACHERS')[1]",
+    "the memory of the first process": "open('/proc/1/mem', 'rb').read(1)",
+    "a program by posix_spawn": "os.posix_spawn('/bin/true', ['true'], {})",
+    "a connection by name": "socket.create_connection(('1.1.1.1', 53), 2)",
+    "a larger limit": "os.nice(-5)",
+    "a hard link out of the submission": "os.link('/usr/bin/env', 'linked')",
     "the teacher's files": "os.listdir(teachers)",
     "a pair of sockets": "socket.socketpair()",
     "a queue of messages": "libc('mq_open', b'/queue', 0o102, 0o600, 0)",
@@ -899,4 +914,3 @@ def test_a_hundred_submissions(copies, tmp_path, capsys):
     with capsys.disabled():
         print(f"\n100 submissions of A2: {seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
     assert sorted(totals(rows).values()) == [0]*20 + [20]*80
-    assert seconds < 1200

@@ -21,7 +21,8 @@ from dp_course.exercises import Card, Trial, how_far, listed
 from dp_course.exercises import cards as exercises
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT/"tools"))
+sys.path[:0] = [str(ROOT/"tools"), str(ROOT/"tests")]
+import answers  # noqa: E402
 import student  # noqa: E402
 
 TABLES = {path.stem: runpy.run_path(str(path))
@@ -63,8 +64,10 @@ EXERCISES = [(stem, *asked(cell.source)) for stem in CONVERTED for cell in tagge
 NAMES = {check: (stem, name) for stem, check, name in EXERCISES}
 
 # Thousands of calls each, or an accountant's search for every answer: in `make test-slow`.
-LONG = {"check_guilty", "check_second_sigma", "check_affordable", "check_advise", "check_compare",
-        "check_judge", "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
+LONG = {"check_mean_error", "check_poisson_by_jumps", "check_best_of", "check_search_cost",
+        "check_clearly_better", "check_eps_of_rows", "check_believable", "check_guilty",
+        "check_second_sigma", "check_affordable", "check_advise", "check_compare", "check_judge",
+        "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +159,23 @@ ROWS = [pytest.param(check, words, marks=[pytest.mark.slow]*(check in LONG and w
         for words in WRONG[check]]
 
 
+def diagnosed(check, words, spaces, seed):
+    card = verdict(wrong_answer(check, words), check, spaces, seed)
+    assert not card.solved and card.numbers
+    assert words in card.why, card
+    assert 1 <= len(card.hints) <= 3 == card.of_hints
+
+
 @pytest.mark.parametrize("check,words", ROWS)
 def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
-    code = wrong_answer(check, words)
-    for seed in (1,) if check in SLOW else (1, 2):
-        card = verdict(code, check, spaces, seed)
-        assert not card.solved and card.numbers
-        assert words in card.why, card
-        assert 1 <= len(card.hints) <= 3 == card.of_hints
+    diagnosed(check, words, spaces, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", sorted(set(WRONG) - SLOW))
+def test_other_cases_lead_to_the_same_diagnosis(check, spaces):
+    for words in WRONG[check]:
+        diagnosed(check, words, spaces, seed=2)
 
 
 LEAKS = [  # answers that break privacy, though most properties hold
@@ -193,6 +205,14 @@ def test_what_breaks_privacy_earns_half_at_most(check, words, leaks, spaces):
     passed, total = card.score
     assert card.leaks == leaks == ("breaks privacy" in repr(card))
     assert passed <= total//2 or not leaks
+
+
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_hundreds_of_wrong_answers_and_unusual_right_ones(all_of_them, spaces):
+    "Wrong ones are refused in words, those that break privacy earn half at most, right ones all."
+    def judge(check, code):
+        return verdict(answers.named(code, NAMES[check][1]), check, spaces, seed=1)
+    assert not list(answers.complaints(NAMES, judge, all_of_them))
 
 
 # --- the machinery
@@ -233,6 +253,41 @@ def test_what_is_changed_is_a_copy():
         trial.same(lambda net: net.weight.sum(), net)
     assert trial.card().score == (0, 1) and torch.equal(net.weight, before)
     assert judge(zero).score == (0, 2)
+
+
+class AlwaysEqual:
+    def __eq__(self, other):
+        return True
+
+
+class LyingText(str):
+    __eq__, __hash__ = AlwaysEqual.__eq__, str.__hash__
+
+
+class LyingTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            wanted = func.__name__ in ("detach", "cpu", "double", "squeeze", "flatten")
+            return args[0] if wanted else torch.zeros(3)
+
+
+@pytest.mark.parametrize("liar", [AlwaysEqual(), LyingText("no"), [AlwaysEqual()]])
+def test_an_answer_is_not_asked_whether_it_is_right(liar):
+    trial = Trial(lambda x: liar, "check_it", 1)
+    with trial.holds("a word"):
+        trial.same(lambda x: "yes", 1)
+    with trial.holds("the same word, compared by the check"):
+        trial.need(trial(1) == "yes", "it is another word")
+    with trial.holds("one of two words"):
+        trial.need(trial.said(lambda trial: (1,), 3, ("yes", "maybe"))["yes"] == 3, "not yes")
+    assert trial.card().score == (0, 3)
+
+
+def test_a_tensor_that_answers_for_itself_is_a_plain_one():
+    lie = torch.ones(3).as_subclass(LyingTensor)
+    assert judge(lambda x: lie).score == (0, 2)
+    assert judge(lambda x: (2*torch.as_tensor(x["a"])).as_subclass(LyingTensor)).solved
 
 
 def test_no_traceback_of_ours():

@@ -338,6 +338,7 @@ def test_an_encoder_fits_its_network_only(tmp_path):
         features.load_start(other, "nobody")
 
 
+@pytest.mark.slow
 def test_a_probe_sees_the_last_two_stages_and_learns():
     maps = features.stage_maps(wide_resnet(10, 2), torch.zeros(2, 3, 16, 16))
     assert [tuple(m.shape) for m in maps] == [(2, 64, 8, 8), (2, 128, 4, 4)]
@@ -530,9 +531,9 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
     assert "mean of the features" in last["statement"]
 
 
+@pytest.mark.slow
 @by("preset, given", [("resnet20-cpu-eps3-fast", {}),
-                      pytest.param("resnet20-synthetic-eps3-fast", dict(head_steps=2),
-                                   marks=pytest.mark.slow)])
+                      ("resnet20-synthetic-eps3-fast", dict(head_steps=2))])
 def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
     config = make_config(preset, **given)
     for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
@@ -557,6 +558,7 @@ def test_a_recipe_lists_each_setting_once(part):
     assert all(recipe.config_of_cell(cell).n_val == 5000 for cell in cells)
 
 
+@pytest.mark.slow
 def test_a_recorded_run_is_not_run_again(tmp_path, monkeypatch):
     base = "resnet20-cpu-eps3-fast"
     cells = recipe.grid(base, dict(lr=1.), stop=2)

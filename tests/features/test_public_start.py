@@ -279,7 +279,8 @@ LEARNS = {"all": "", "head": "head", "norms": "head+norms", "adapters": "head+ad
 
 
 @pytest.mark.parametrize("preset, given, least", [
-    ("public-linear-eps3-fast", {}, .7), ("public-max100-eps2.12-fast", {}, .7),
+    ("public-max100-eps2.12-fast", {}, .7),
+    pytest.param("public-linear-eps3-fast", {}, .7, marks=pytest.mark.slow),
     *(pytest.param("public-all-eps2-fast", dict(head_steps=2, learns=learns), 0,
                    marks=pytest.mark.slow)
       for learns in LEARNS.values())])
@@ -333,8 +334,8 @@ def trainer_of(cell, monkeypatch, **given):
     return kept[-1], end
 
 
-@pytest.mark.parametrize("what", [
-    pytest.param(what, marks=[pytest.mark.slow]*(what != "head")) for what in features.MOVING])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", features.MOVING)
 def test_a_preset_is_a_row_of_the_sweep(what, as_if_there, monkeypatch):
     cell = recipe_layers() | dict(stage="final", what=what, steps=4, head_steps=2, lr=8., seed=7)
     theirs, row = trainer_of(cell, monkeypatch)
@@ -366,6 +367,7 @@ def test_what_does_not_learn_stays_as_it_was(as_if_there):
         assert len(others) == moved, others
 
 
+@pytest.mark.slow
 def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
     cell = MAX_100 | dict(stage="final", steps=5, batch=60., seed=3)
     theirs, row = trainer_of(cell, monkeypatch)
@@ -405,6 +407,7 @@ def test_public_images_of_another_size_are_refused(as_if_there):
         make_model(config, load("digits"))
 
 
+@pytest.mark.slow
 def test_photographs_become_features_once(tmp_path, monkeypatch):
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
     monkeypatch.setattr(P, "load", lambda name: photographs(90, seed=1))

@@ -37,6 +37,7 @@ from dp_course.training import Trainer, refuse_unbounded, sweep
 from dp_course.training.trainer import _check_saved
 from experiments import clipping as recipe
 
+pytestmark = pytest.mark.usefixtures("proved_once")
 loss = partial(F.cross_entropy, reduction="none")
 ENGINES = [hook_grad_sum, vmap_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
 float64 = partial(torch.tensor, dtype=torch.float64)
@@ -116,8 +117,9 @@ def test_one_example_costs_at_most_a_step_of_the_planned_sigma_at_any_time(name)
     clip, g, sigma = CLIPS[name](), gen(), plan_of(name).sigma
     for t in range(30):
         paid = sigma*clip.ratios[t].item() if name == "scheduled" else sigma
-        refuse_unbounded(clip, paid, 4)
-        for _ in range(20):
+        if t % 10 == 0:
+            refuse_unbounded(clip, paid, 4)
+        for _ in range(6):
             norms = 10**(6*torch.rand(4, generator=g, dtype=torch.float64) - 3)
             assert joint_move(clip, norms, sigma) <= 1/paid*(1 + 1e-9)
         clip.update(norms[:, None].expand(4, 12), g)

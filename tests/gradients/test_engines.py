@@ -368,15 +368,20 @@ class Attention(nn.Module):
 
     def forward(self, x):
         kwargs = {"causal": {"attn_mask": self.mask, "is_causal": True, "need_weights": False},
-                  "padded": {"key_padding_mask": x[..., 0] > 1}}.get(self.mode, {})
+                  "padded": {"key_padding_mask": x[..., 0] > 1},
+                  "both": {"key_padding_mask": x[..., 0] > 1, "need_weights": False,
+                           "attn_mask": self.mask.expand(2*len(x), -1, -1)},
+                  "unasked": {"need_weights": False}}.get(self.mode, {})
         return self.head(self.attn(x, key=x, value=x, **kwargs)[0].mean(1))
 
 
 @every
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("t", [4, 5])  # a mask (t,t) is no batch of rows, not even of 4
-@pytest.mark.parametrize("mode", [None, "causal", "padded"])
+@pytest.mark.parametrize("mode", [None, "causal", "padded", "both", "unasked"])
 def test_attention(engine, t, mode):
+    if mode == "both" and engine is vmap_grad_sum:  # its rows have no number to expand to
+        return
     model = Attention(t, mode).double()
     for mode in (model, model.eval()):
         same(engine, mode, *batch((t, 8)))

@@ -77,6 +77,29 @@ def test_every_rule_gives_the_norms_and_the_sum_of_a_loop(kind):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("t, i, o", [(1, 5, 4), (2, 40, 30), (9, 60, 50), (17, 5, 4)])
+def test_products_with_few_and_many_positions(t, i, o):
+    "Sums straight in float64, kept gradients, and such as are formed twice: all are a loop's."
+    model = nn.Sequential(nn.Linear(i, o), nn.Tanh(), nn.Flatten(), nn.Linear(t*o, 3)).double()
+    x = doubles(6, t, i)
+    x[2] = torch.nan  # counts nothing
+    given = model, partial(nn.functional.cross_entropy, reduction="none"), x, torch.arange(6) % 3
+    found, expected = (engine(*given, FlatClip(.5)) for engine in (fast_grad_sum, loop_grad_sum))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("kernel, stride, size", [(1, 1, 2), (1, 2, 4), (3, 1, 3), (2, 2, 8)])
+def test_wide_convolutions_of_small_maps(kernel, stride, size):
+    "Norms from inner products and a sum straight in float64."
+    conv = nn.Conv2d(24, 80, kernel, stride, padding=kernel//2)
+    width = conv(torch.zeros(1, 24, size, size)).numel()
+    model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3)).double()
+    x = doubles(5, 24, size, size)
+    given = model, partial(nn.functional.cross_entropy, reduction="none"), x, torch.arange(5) % 3
+    found, expected = (engine(*given, FlatClip(.1)) for engine in (fast_grad_sum, loop_grad_sum))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
 def random_convolution(pick, pointwise):
     "Odd kernels, strides, dilations, paddings and groups; None if the map is too small for it."
     ranges = {"kernel": (1, 4), "dilation": (1, 3), "stride": (1, 2), "padding": (0, 5),

@@ -18,6 +18,9 @@ from dp_course.basics import (
     progress,
     seed_all,
 )
+from dp_course.gradients import FlatClip, loop_grad_sum
+from dp_course.privacy import PrivacyPlan
+from dp_course.training import trainer
 
 # near and check
 
@@ -179,3 +182,22 @@ def test_keep_memory_is_harmless_elsewhere(monkeypatch):
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     monkeypatch.setattr("ctypes.CDLL", lambda name: 1/0)
     assert keep_memory() is False
+
+
+def test_a_proof_is_spared_for_the_very_same_network_alone(request, monkeypatch):
+    "What `proved_once` takes for the same: anything else is proved."
+    proved = []
+    monkeypatch.setattr(trainer, "prove_separate", lambda *parts, **more: proved.append(parts))
+    request.getfixturevalue("proved_once")
+    plan = PrivacyPlan(n=6, batch_size=3, steps=1, eps=3., delta=1e-5)
+
+    def begin(weight=.123, label=1, **options):
+        net = torch.nn.Linear(4, 2)
+        for p in net.parameters():
+            torch.nn.init.constant_(p, weight)
+        trainer.Trainer(net, (torch.ones(6, 4), torch.tensor([0, label]*3)), plan, **options)
+        return len(proved)
+    assert begin() == begin() == 1
+    others = dict(weight=2.), dict(label=0), dict(clip=FlatClip(2.)), dict(engine=loop_grad_sum)
+    assert [begin(**other) for other in others] == [2, 3, 4, 5]
+    assert [begin(**other) for other in others] == [5]*4

@@ -114,7 +114,9 @@ def test_the_clipping_record_holds_the_whole_recipe():
     assert clipping.best_speed("adaptive", final) is None
 
 
-@pytest.mark.parametrize("method", clipping.METHODS)
+@pytest.mark.parametrize("method", [
+    pytest.param(method, marks=[pytest.mark.slow]*(not method.startswith("dynamic")))
+    for method in clipping.METHODS])
 def test_a_miniature_of_every_clip(method):
     cell = dict(stage="final", method=method, speed=1., seed=0)
     (start, end), = clipping.run(cell, task="digits", steps=4)
@@ -169,7 +171,8 @@ def comes_out(row, recorded, exact):
     assert row["accuracy"] == pytest.approx(recorded["accuracy"], rel=.05)
 
 
-@pytest.mark.parametrize("method, speed, seed", [("flat C=1", .5, 100), ("dynamic", 2., 100)])
+@pytest.mark.parametrize("method, speed, seed", [
+    ("flat C=1", .5, 100), pytest.param("dynamic", 2., 100, marks=pytest.mark.slow)])
 def test_a_recorded_row_of_the_clipping_sweep_comes_out_again(real, method, speed, seed):
     real("fashion")
     cell = dict(stage="tune", method=method, speed=speed, seed=seed)

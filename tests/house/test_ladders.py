@@ -52,8 +52,8 @@ def test_views_train_at_the_best_rate_of_ema_too():
     assert {c["lr"] for c in final} == {2., 4.} and len(final) == 10
 
 
-@pytest.mark.parametrize("rung", [  # the highest has what all others have
-    pytest.param(rung, marks=[pytest.mark.slow]*(rung not in ("without privacy", "+ views")))
+@pytest.mark.parametrize("rung", [
+    pytest.param(rung, marks=[pytest.mark.slow]*(rung not in ("without privacy", "+ WS")))
     for rung in ladders.RUNGS])
 def test_a_miniature_of_every_rung(rung):
     digits = load("digits")

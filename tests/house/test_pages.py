@@ -40,6 +40,7 @@ def test_the_code_of_the_first_page_runs_as_it_stands(first, tmp_path, monkeypat
     assert "test accuracy 9" in capsys.readouterr().out and (tmp_path/"model.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_type_checker_accepts_the_first_page_and_nothing_wrong(first, tmp_path):
     "It sees the methods of a trainer through the doors of the package, which are lazy."
     (tmp_path/"right.py").write_text(first)

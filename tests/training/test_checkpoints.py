@@ -16,6 +16,8 @@ from dp_course.gradients import FlatClip
 from dp_course.privacy import PrivacyPlan, RDPAccountant, step_generator
 from dp_course.training import Journal, load_checked, save_atomic
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 
 class Average:
     "An average of the weights, with a state."

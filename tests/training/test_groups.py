@@ -152,7 +152,8 @@ def clips(model):
 
 
 @every
-@pytest.mark.parametrize("most", [None, 1, 2, 4, 8])
+@pytest.mark.parametrize("most", [None, 1, 4] + [
+    pytest.param(most, marks=pytest.mark.slow) for most in (2, 8)])
 @pytest.mark.parametrize("case", CASES)
 def test_engines_are_exact_for_units(engine, case, most):
     # float64; units of 8, 3, 2 and 1 examples, which share calls, or are added up over several
@@ -272,8 +273,9 @@ def test_the_update_is_divided_by_the_expected_units():
     close(run.model.weight, net.weight)
 
 
-@pytest.mark.parametrize("micro", [None, 1, 2, 3, 5, 11, 100])
-@pytest.mark.parametrize("augment", [None, "jitter", "views"])
+@pytest.mark.parametrize("micro, augment", [
+    pytest.param(micro, augment, marks=[pytest.mark.slow]*(augment != "views" and micro != 5))
+    for micro in (None, 1, 2, 3, 5, 11, 100) for augment in (None, "jitter", "views")])
 def test_micro_batches_never_split_a_unit(micro, augment):
     # what a training step clips is the oracle's, whatever the micro-batch
     def jitter(x, y, g):

@@ -757,8 +757,10 @@ INNOCENT = {  # model, data, loss
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("engine", [fast_grad_sum, vmap_grad_sum], ids=["fast", "vmap"])
-@pytest.mark.parametrize("name", INNOCENT)
+@pytest.mark.parametrize("name, engine", [
+    pytest.param(name, engine, id=f"{name}-{engine.__name__}",
+                 marks=[pytest.mark.slow]*(name == "wrn10" or engine is vmap_grad_sum))
+    for name in INNOCENT for engine in (fast_grad_sum, vmap_grad_sum)])
 def test_innocent_networks_pass(name, engine):
     model, data, loss_fn = INNOCENT[name]
     tried = prove_separate(engine, model(), loss_fn, data())
@@ -798,6 +800,7 @@ def test_a_model_that_insists_on_its_precision_is_proved_in_that():
         prove_separate(fast_grad_sum, Float32Only(mix=True), loss, data)
 
 
+@pytest.mark.slow
 def test_it_costs_about_a_second_at_most():
     data = Examples(torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9))
     model = resnet20(10)

@@ -46,6 +46,7 @@ def of_two_processes(peers):
                          (0, 256, 599)) for pattern in PATTERNS for micro_batch in (16, None)]
 
 
+@pytest.mark.slow
 def test_no_row_moves_the_sum_of_two_processes_further_than_its_clip(tmp_path):
     one, other = together(2, of_two_processes, tmp_path)
     assert one == other and all(.5*C < moved <= BOUND for moved in one)

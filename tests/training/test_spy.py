@@ -26,6 +26,8 @@ from dp_course.privacy import (
 )
 from dp_course.training import Trainer
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 SIGMA, Q = 1.3, 1/3
 
 

@@ -32,6 +32,8 @@ from dp_course.training import (
 )
 from experiments import tricks as recipe
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 loss = partial(F.cross_entropy, reduction="none")
 
 
