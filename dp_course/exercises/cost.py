@@ -145,7 +145,8 @@ _CURVE_SLIPS = {
                                                     start=steps*first),
     "what the masses lack is the infinite loss: do not scale them to a total of 1":
         lambda first, masses, h, steps, eps: _curve(
-            first, masses/np.sum(masses), h, steps, eps, infinite=lambda m, _: _lost(masses, steps)),
+            first, masses/np.sum(masses), h, steps, eps,
+            infinite=lambda m, _: _lost(masses, steps)),
     "one convolution too many: start with a mass of 1 at loss 0":
         lambda first, masses, h, steps, eps: _curve(first, masses, h, steps + 1, eps),
     "the sum of `steps` losses starts at steps*first":

@@ -63,7 +63,7 @@ check_eps_of_rows = Exercise(
         "that is what the rows claim: compute it from the plan":
             lambda record: [row["eps"] for row in _rows(record)],
         "that is the straight line: eps grows like the root of the steps": _straight,
-        "that is the root's law from the plan's end: near, but the accountant knows": lambda record: [
+        "that is the root's law from the plan's end: near, the accountant knows": lambda record: [
             record[-1]["eps_pld"]*(row["step"]/record[0]["plan"]["steps"])**.5
             for row in _rows(record)],
         "one step too few: the row's own step was taken, too":

@@ -196,7 +196,8 @@ check_gap_interval = Exercise(
             lambda a, b: _interval(a - b, torch.zeros(2)),
         "the pair is (low, high), in this order": lambda a, b: _interval(a, b)[::-1],
         "the ends of the interval are asked for, not its middle and half of its length":
-            lambda a, b: ((a.mean() - b.mean()).item(), _interval(a, b)[1] - (a.mean() - b.mean()).item()),
+            lambda a, b: ((a.mean() - b.mean()).item(),
+                          _interval(a, b)[1] - (a.mean() - b.mean()).item()),
         "errors of independent means add up as squares": lambda a, b: _around(
             a, b, 2*(a.std()/len(a)**.5 + b.std()/len(b)**.5).item()),
         "that is the variance of the difference: take its root":

@@ -63,7 +63,8 @@ def steps_of(plan, epochs):  # int
                  epochs=epochs)
     steps = float(epochs)*float(plan.n)/float(plan.batch_size)
     if steps > 1e15:
-        raise ValueError(f"epochs={epochs} in batches of batch_size={plan.batch_size} are {steps:.2g} "
+        raise ValueError(f"epochs={epochs} in batches of batch_size={plan.batch_size} are "
+                         f"{steps:.2g} "
                          "steps: pass fewer epochs or a larger batch, 10**15 steps at most")
     return max(1, round(steps))
 
@@ -97,8 +98,9 @@ def check_plan_numbers(plan):
         raise ValueError(f"batch_size={float(plan.batch_size):g} is more than all n={plan.n:,} "
                          f"{counted(plan)}: pass less, because q = batch_size/n is a rate")
     if plan.delta > 1/plan.n:
-        raise ValueError(f"delta={float(plan.delta):g} is above 1/n = {1/plan.n:.2g}: pass less, such as "
-                         f"1e-5, or publishing one {plan.unit} whole would count as private")
+        raise ValueError(f"delta={float(plan.delta):g} is above 1/n = {1/plan.n:.2g}: pass less, "
+                         f"such as 1e-5, or publishing one {plan.unit} whole would count as "
+                         "private")
     check_chance(plan.delta, plan.q, plan.steps)
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #21f86bcf
@@ -235,7 +237,8 @@ class Budget:
         bill = self._bill_with(more)
         if not self._fits(bill):
             total = composed(bill, self.delta, self.accountant)
-            raise ValueError(f"{what} (q={more[0]:g}, sigma={more[1]:g}, steps={steps}) would bring the "
+            raise ValueError(f"{what} (q={more[0]:g}, sigma={more[1]:g}, steps={steps}) would "
+                             "bring the "
                              f"run to eps = {total:.4g}, more than eps={self.eps:g}: nothing was "
                              "released; plan for it with PrivacyPlan(releases=...)")
         if steps:

@@ -607,7 +607,8 @@ def _moments_near(
 
     nodes = int(1.1*c) + 48
     x = np.cos(np.pi*(np.arange(nodes) + .5)/nodes)
-    half = np.multiply.outer((x + 1)/4*z[-1].imag, loss)  # e^(2i half) - 1 = 2i sin(half) e^(i half)
+    # e^(2i half) - 1 = 2i sin(half) e^(i half)
+    half = np.multiply.outer((x + 1)/4*z[-1].imag, loss)
     sine, cosine = np.sin(half), np.cos(half)
     moved = 2*np.exp(z[0].real*loss)*p
     f = np.expm1(z[0].real*loss)@p - (sine*sine)@moved + 1j*((sine*cosine)@moved)
@@ -931,9 +932,10 @@ def _capped(eps, ledger, delta):
 class PLDAccountant(Accountant):
     "Composes privacy-loss distributions: never below the truth, rarely 0.1 % above it."
     # Neighbours: one example added or removed. Meant for up to 10^10 steps and delta >= 1e-15.
-    # Beside a contour integral of another make, eps was never below in 246 random settings, and
-    # more than 1e-3 above in one (0.4 %). Where a single far output decides (q around 1e-5, delta
-    # below 1e-12) the bound on rounding may dominate: about 3 % above was seen.
+    # A contour integral of another make settled 246 of 320 random settings (the rarest steps it did
+    # not): eps was never below it, and more than 1e-3 above in one. Where a single far output
+    # decides (q around 1e-5, delta below 1e-12) the bound on rounding may dominate: about 3 %
+    # above was seen.
     # Koskela, Jaelkoe, Honkela 2020 (the FFT); Doroshenko et al. 2022 (arXiv 2207.04380, the
     # grid); Alghamdi et al. 2023 (the tilt, and the line where a grid would be too coarse)
     def epsilon(
