@@ -171,6 +171,8 @@ class Book:
     def room(self):
         "How many steps with new noise are paid for."
         plan, computed = self.plan, self.ledger.computed
+        if not plan.sigma:  # no privacy: a step that came out differently costs nothing either
+            return plan.steps
         others = {what: posts for what, posts in self.budget.posts.items() if what != STEPS}
         if others != self._others:
             most = max(0, plan.steps - computed)
@@ -239,6 +241,8 @@ class Book:
                 self.budget.load_state_dict({"posts": [post]})
 
     def _overspent(self):
+        if not self.plan.sigma:
+            return False
         return self.ledger.computed > self.plan.steps or self.budget.epsilon() > self.budget.eps
 
     def follow(

@@ -23,7 +23,7 @@ from dp_course.cli import (
     verify,
 )
 from dp_course.cli.main import main
-from dp_course.training import load_checked, read_record, recorded
+from dp_course.training import STEPS, Book, Entry, load_checked, read_record, recorded
 
 pytestmark = pytest.mark.usefixtures("proved_once")
 
@@ -148,3 +148,14 @@ def test_a_setting_with_noise_and_without_it_is_refused(capsys, tmp_path):
     assert isinstance(plan, NoPrivacy) and plan.epsilon_after(0) == 0
     assert json.loads(json.dumps(asdict(plan)))["n"] == 50_000
     assert Job(Config()).config.eps == 3
+
+
+def test_a_step_that_a_resumed_run_repeats_costs_nothing():
+    "Other bits on another machine: a private run pays twice, one without privacy goes on."
+    plan = make_plan(make_config("digits-eps3-fast", eps=math.inf), 1437)
+    book = Book(plan)
+    for t in range(plan.steps):
+        book.charge(Entry(STEPS, plan.q, plan.sigma, "s", t, "a"))
+    book.charge(Entry(STEPS, plan.q, plan.sigma, "s", plan.steps - 1, "b"))
+    assert book.ledger.computed == plan.steps + 1
+    assert (book.left(plan.steps - 1), book.left(plan.steps)) == (1, 0)
