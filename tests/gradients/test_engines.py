@@ -370,7 +370,7 @@ class Attention(nn.Module):
         kwargs = {"causal": {"attn_mask": self.mask, "is_causal": True, "need_weights": False},
                   "padded": {"key_padding_mask": x[..., 0] > 1},
                   "both": {"key_padding_mask": x[..., 0] > 1, "need_weights": False,
-                           "attn_mask": self.mask.expand(2*len(x), -1, -1)},
+                           "attn_mask": (self.mask < 0).expand(2*len(x), -1, -1)},
                   "unasked": {"need_weights": False}}.get(self.mode, {})
         return self.head(self.attn(x, key=x, value=x, **kwargs)[0].mean(1))
 
