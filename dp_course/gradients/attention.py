@@ -113,7 +113,7 @@ def with_copies(
     kwargs,
 ):            # what it returns
     "Run a module in which each row has its own copy of some parameters."
-    for x in args:
+    for x in (*args, *kwargs.values()):
         tape.check_rows(m, x)
     for name in names:
         p = m._parameters[name]

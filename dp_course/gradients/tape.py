@@ -226,10 +226,13 @@ def _layer(tape, m, rule, forward, *args, **kwargs):
     if tape.alone:
         return forward(*args, **kwargs)
     _refuse_computed(m, f"{tape.paths[id(m)]} is {type(m).__name__}: ")
-    names = broadcast_parameters(m) if rule is None else None
+    own = getattr(forward, "__func__", None) is not type(m).forward  # somebody put it in its place
+    names = attention = None
+    if rule is None and not own:
+        names = broadcast_parameters(m)
+        attention = self_attention_of(m, args, kwargs)
     if names is not None:
         return with_copies(tape, m, names, forward, args, kwargs)
-    attention = self_attention_of(m, args, kwargs) if rule is None else None
     for p in m.parameters(recurse=rule is None and attention is None):
         tape.uses[id(p)] += 1
     if attention is not None:

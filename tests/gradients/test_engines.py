@@ -388,6 +388,18 @@ def test_attention(engine, t, mode):
 
 
 @every
+def test_attention_whose_forward_somebody_replaced(engine):
+    "No rule is known to be right for it."
+    model = Attention(5, "unasked").double()
+    attend = model.attn.forward
+    model.attn.forward = lambda *args, **kwargs: (3*attend(*args, **kwargs)[0].tanh(), None)
+    same(engine, model, *batch((5, 8)))
+    watched = Attention(5, "unasked").double()  # torch never calls this layer, nor its hooks
+    watched.attn.out_proj.register_forward_hook(lambda m, args, output: 2*output)
+    same(engine, watched, *batch((5, 8)))
+
+
+@every
 def test_attention_with_more_of_its_options(engine):
     model = Attention(5, add_bias_kv=True, add_zero_attn=True, bias=False).double()
     same(engine, model, *batch((5, 8)))
