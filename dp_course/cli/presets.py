@@ -184,6 +184,12 @@ for _private, _open in (("resnet20-cpu-eps3", "resnet20-cpu"),
     PRESETS[f"{_open}-clip"] = dict(PRESETS[_private], **OPEN_END, about=_about)
     PRESETS[f"{_open}-plain"] = dict(PRESETS[_private], **UNCLIPPED, about=f"{_about} and clip")
 
+PRESETS["resnet20-cpu-plain"] |= dict(
+    about="no privacy: resnet20-cpu-eps3 without noise and clip, at a rate that can do without",
+    lr=.1,
+    tuning_runs=5,  # four of the private run, one at its rate that was stopped
+)
+
 PRESETS["resnet20-cpu-trained"] = dict(
     PRESETS["resnet20-cpu-plain"],
     about="no privacy: ResNet-20 as one trains it: small batches, views, a falling rate",

@@ -37,15 +37,16 @@ def said(capsys):
     return [line for line in out.splitlines() if line.strip()]
 
 
-def test_the_presets_differ_from_the_private_ones_in_noise_and_clip_alone():
+def test_the_presets_differ_from_the_private_ones_in_noise_and_clip_and_one_rate():
     assert {"resnet20-cpu-clip", "resnet20-cpu-plain", "resnet20-cpu-trained",
             "leaves-encoder-clip", "leaves-encoder-plain"} == set(OPEN)
-    for family in ("resnet20-cpu", "leaves-encoder"):
+    own_rate = {"resnet20-cpu": dict(lr=.5, tuning_runs=4), "leaves-encoder": {}}
+    for family in own_rate:
         private = make_config(f"{family}-eps3")
         clipped, plain = make_config(f"{family}-clip"), make_config(f"{family}-plain")
         same = dict(preset="", about="", eps=3.)
         assert replace(clipped, **same) == replace(private, **same)
-        same |= dict(max_norm=1.)
+        same |= dict(max_norm=1., **own_rate[family])
         assert replace(plain, **same) == replace(private, **same)
         assert plain.max_norm == 1e9
         here, there = make_plan(plain, 50_000), make_plan(private, 50_000)
