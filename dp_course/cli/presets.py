@@ -186,8 +186,8 @@ for _private, _open in (("resnet20-cpu-eps3", "resnet20-cpu"),
 
 PRESETS["resnet20-cpu-plain"] |= dict(
     about="no privacy: resnet20-cpu-eps3 without noise and clip, at a rate that can do without",
-    lr=.1,
-    tuning_runs=5,  # four of the private run, one at its rate that was stopped
+    lr=.05,
+    tuning_runs=6,  # four of the private run, two at higher rates that were stopped
 )
 
 PRESETS["resnet20-cpu-trained"] = dict(
