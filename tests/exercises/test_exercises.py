@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -40,6 +41,7 @@ def place(stem):
     return path.relative_to(nbs)
 
 
+@cache
 def cells(stem):
     return nbformat.read(ROOT/"nbs"/place(stem), 4).cells
 
@@ -67,7 +69,8 @@ NAMES = {check: (stem, name) for stem, check, name in EXERCISES}
 LONG = {"check_mean_error", "check_poisson_by_jumps", "check_best_of", "check_search_cost",
         "check_clearly_better", "check_eps_of_rows", "check_believable", "check_guilty",
         "check_second_sigma", "check_affordable", "check_advise", "check_compare", "check_judge",
-        "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins"}
+        "check_smallest_batch", "check_survivor", "check_spent", "check_fair_coins",
+        "check_noise_for"}
 
 
 @pytest.fixture(scope="module")
