@@ -141,7 +141,11 @@ def _finds(release, most, advice):
         numbers = f"found {found:.4g}, the farthest move is {far:.4g}"
         trial.need(found <= far*(1 + 1e-6) + 1e-9, numbers,
                    "more than possible: both sides must hold the same people, but for her")
-        trial.need(found >= (.7 if far > 9*bound else .98)*far, numbers, advice)
+        enough = found >= (.7 if far > 9*bound else .98)*far
+        if not enough and float(trial(lambda g: 3*release(g, bound), 20)) == found > 0:
+            trial.need(False, numbers, "the same number for whatever is released: call it, "
+                       "with and without a stranger")
+        trial.need(enough, numbers, advice)
     return found_it
 
 
@@ -173,10 +177,15 @@ def _why_loud(ratio, batch_size, rows):
     "A diagnosis of noise that is `ratio` times as loud as it should be."
     why = {batch_size: "you divided before the noise: add it to the sum, then divide both",
            1/batch_size: "the noise was divided by the batch twice",
-           math.sqrt(rows): "one noise for the sum, not one for each example"}
-    near = [said for factor, said in why.items() if .8 < ratio/factor < 1.25]
-    if not near and ratio < .5:
-        return "the clip cut the noise, too: clip first, then add noise"
+           batch_size**-.5: "no root of the batch: add the noise to the sum, then divide both",
+           rows**.5: "one noise for the sum, not one for each example",
+           rows**-.5: "a mean of many noises is too quiet: one noise, for the sum",
+           1/rows: "the noise was divided by the rows that came, too",
+           12**-.5: "torch.rand is uniform between 0 and 1: the noise is normal, torch.randn"}
+    if ratio < .03:
+        return "the clip cut the noise, too: clip first, then add noise" if ratio > 1e-3 else (
+            "every coordinate needs a noise of its own")
+    near = [said for factor, said in why.items() if .93 < ratio/factor < 1.07]
     return near[0] if near else "the noise on the sum is sigma times max_norm"
 
 
@@ -244,11 +253,15 @@ check_private_mean = Exercise(
     slips={  # without their noise
         "that is the sum: divide by batch_size": lambda g, c, s, b, gen: _flat_sum(g, c),
         "short gradients must stay as they are: the factor is at most 1":
-            lambda g, c, s, b, gen: (g*c/_lengths(g)).sum(0)/b},
+            lambda g, c, s, b, gen: (g*c/_lengths(g)).sum(0)/b,
+        "C bounds the root of the sum of squares, not the sum of the entries":
+            lambda g, c, s, b, gen: (g*(c/g.abs().sum(1)[:, None]).clamp(max=1)).sum(0)/b},
     leaks={
         "you clipped the mean: clip every example, then add up":
             lambda g, c, s, b, gen: _flat_sum(g.mean(0, keepdim=True), c),
         "nobody was clipped": lambda g, c, s, b, gen: g.sum(0)/b,
+        "the bound is max_norm: the median of the lengths is private":
+            lambda g, c, s, b, gen: _flat_sum(g, _lengths(g).median())/b,
         "one length for the whole table: each row, dim=1, has its own":
             lambda g, c, s, b, gen: (g*(c/g.norm()).clamp(max=1)).sum(0)/b,
         "those are lengths of columns: rows are examples, dim=1":

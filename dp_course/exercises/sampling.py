@@ -41,6 +41,7 @@ check_size_stats = Exercise(
 
 # %% ../../nbs/exercises/sampling.ipynb #fbd01397
 _REPEATED = "a jump of 0 draws the same example again: every gap is at least 1"
+_ROUNDED_DOWN = "round log(u)/log(1 - q) up: rounded down, two lengths become a gap of 1"
 _BEYOND = "stop before the end: an index of n or more"
 
 
@@ -73,6 +74,8 @@ def _need_coins(trial, q=.05, alpha=1e-6):
         why = "the last example never comes: n - 1 is an index, too"
     elif count == draws:
         why = "a gap of one length is no coin: each one needs its own uniform"
+    elif worst == 0 and 1.5 < count/(draws*q) < 2.5:
+        why = _ROUNDED_DOWN
     trial.need(n*_tail(count, draws, q) > alpha,
                f"example {worst} was drawn {count} times of {draws}, expected {draws*q:g}", why,
                leaks=count > draws*q)
@@ -80,6 +83,7 @@ def _need_coins(trial, q=.05, alpha=1e-6):
     possible = draws*(n - 1)
     trial.need(_tail(pairs, possible, q*q) > alpha/10,
                f"neighbours came together {pairs} times, expected {possible*q*q:.0f}",
+               _ROUNDED_DOWN if 1.6 < pairs/(possible*q*q) < 2.6 else
                "your draws depend on each other: every gap needs a fresh uniform", leaks=True)
     vary = x.sum(1).double().var().item()/(n*q*(1 - q))
     trial.need(.8 < vary < 1.2, f"sizes vary {vary:.2g} times as much as those of coins",
