@@ -267,6 +267,11 @@ def _edges(
     return s*sigma + .5/sigma, ratio
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #7ef1da10
+def _ends(z, sigma):
+    "Give the outputs `z` standard deviations below 0 and above 1; `z` may be a pair."
+    return np.array([0, 1]) + np.array([-1, 1])*sigma*z
+
+
 def _split(
     edges,   # (points,) outputs in units of sigma, increasing: where the loss takes a point's value
     ratio,   # (points,) N(1, sigma^2) : N(0, sigma^2) there
@@ -289,12 +294,12 @@ def loss_masses(
     q:float,      # Poisson sampling rate, > 0
     sigma:float,  # noise multiplier, > 0
     h:float,      # distance between grid points, nats
-    z:float=10.,  # outputs further out than `z` standard deviations count as lost
+    z=10.,        # outputs further out than `z` standard deviations count as lost; or (below, above)
 ):                # `LossGrid`
     "Put the losses of one step on a grid, each cell split between its ends: P and Q stay exact."
     # Never below the truth, whichever of P and Q comes first.
     # Doroshenko et al. 2022 (arXiv 2207.04380)
-    lowest, highest = privacy_loss(np.array([-z*sigma, 1 + z*sigma]), q, sigma)/h
+    lowest, highest = privacy_loss(_ends(z, sigma), q, sigma)/h
     first = math.floor(lowest)
     edges, ratio = _edges(np.arange(first, math.ceil(highest) + 1)*h, q, sigma)
     masses = _split(edges, ratio, -math.expm1(-h), q, sigma)
@@ -316,7 +321,7 @@ class _Nodes(NamedTuple):
 
 def _nodes(q, sigma, n, sign, z):
     "Spread nodes over all outputs within `z` standard deviations."
-    x = np.linspace(-z*sigma, 1 + z*sigma, 300)
+    x = np.linspace(*_ends(z, sigma), 300)
     loss = privacy_loss(x, q, sigma)
     log_p = -x**2/(2*sigma**2)
     if sign > 0:
@@ -450,6 +455,15 @@ def _spacing(
     return max(h, _power_of_two(widest/2**_MANY))
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #81712549
+def _kept_outputs(q, sigma, lost):
+    "How far out the outputs of a step are kept: (below, above), in standard deviations."
+    # Above, few outputs are the example's own. Those that nobody sees would rule the moments
+    below = math.sqrt(-2*math.log(lost))
+    own = -special.ndtri_exp(math.log(lost/2) - math.log(q)) if lost < q else 0.
+    others = -special.ndtri_exp(math.log(lost/2)) - 1/sigma
+    return np.array([below, min(below, max(own, others, 1.))])
+
+
 class ComposedLoss:
     "The privacy loss of a whole ledger in one direction."
     def __init__(
@@ -460,8 +474,8 @@ class ComposedLoss:
     ):
         self.ledger, self.sign = ledger, sign
         self.steps = sum(n for _, _, n in ledger)
-        self.z = math.sqrt(2*math.log(1e6*self.steps/delta))  # of a step's outputs
-        self.nodes = [_nodes(q, sigma, n, sign, self.z) for q, sigma, n in ledger]
+        self.z = [_kept_outputs(q, sigma, 1e-5*delta/self.steps) for q, sigma, _ in ledger]
+        self.nodes = [_nodes(*part, sign, z) for part, z in zip(ledger, self.z)]
         self.at_tilts = self.log_moment(TILTS)
         self.last = self.last_curve = None
         self.ends = [sum(n*end(loss) for n, loss, _ in self.nodes) for end in (min, max)]
@@ -535,8 +549,8 @@ class ComposedLoss:
         size = fft.next_fast_len(int((top - low)/h) + 16, real=True)
         log_spectrum, shift = 0., 0
         log_total, lost = 0., 0.
-        for q, sigma, n in self.ledger:
-            first, loss, log_p, step_lost = _step_masses(q, sigma, h, self.z, self.sign)
+        for (q, sigma, n), z in zip(self.ledger, self.z):
+            first, loss, log_p, step_lost = _step_masses(q, sigma, h, z, self.sign)
             log_p = log_p + tilt*loss
             total = log_sum_exp(log_p)
             peak, at_peak = _log_spectrum(_wrap(np.exp(log_p - total), size))
@@ -561,13 +575,13 @@ class _StepPoints:
         q:float,
         sigma:float,
         sign:int,   # 1: remove the example (outputs drawn from P); -1: add it (from Q)
-        z:float,    # outputs further out than `z` standard deviations are lost
+        z,          # outputs further out than `z` standard deviations are lost: (below, above)
         h:float,    # distance between grid points
         reach:int,  # grid points begin so many cells from 0
         fine:int,   # number of outputs that become points near 0
     ):
         self.parts = []  # [(losses, probabilities, loose), ...]
-        ends = np.array([-z*sigma, 1 + z*sigma])
+        ends = _ends(z, sigma)
         low, high = privacy_loss(ends, q, sigma)/h
         x = np.linspace(*ends, fine)
         x = x[np.abs(privacy_loss(x, q, sigma)) < reach*h]
@@ -637,8 +651,11 @@ class ContourIntegral:
         self.u = self.du*np.arange(size//2 + 1)
         z = tilt - 1j*self.u
         log_m, gap = 0., 0.  # gap: by how much rounding may move the logarithm of |moment|
-        for q, sigma, n in total.ledger:
-            step = _StepPoints(q, sigma, total.sign, total.z, h, reach, fine)
+        self.lost = 0.
+        for (q, sigma, n), out in zip(total.ledger, total.z):
+            step = _StepPoints(q, sigma, total.sign, out, h, reach, fine)
+            below, above = special.ndtr(-out)
+            self.lost += n*(below + special.ndtr(-out[1] - 1/sigma) + (total.sign > 0)*q*above)
             log_step = _log1p(self._moments(step, z, size, h, reach))
             log_m = log_m + n*log_step
             gap = gap + n*np.log1p(self._rounding(step, np.abs(z))*np.exp(-log_step.real))
@@ -656,7 +673,6 @@ class ContourIntegral:
         self.error += math.exp(min(cut, 700))/self.u[-1]/self.du  # what lies beyond the line's end
         self.error_per_eps = 3e-16*(size_f@self.u)
         self.u, self.f = self.u[keep], f[keep]
-        self.lost = 2*total.steps*special.ndtr(-total.z)
 
     def _moments(self, step, z, size, h, reach):
         "Compute E e^(z loss) - 1 of one step."
@@ -933,9 +949,8 @@ class PLDAccountant(Accountant):
     "Composes privacy-loss distributions: never below the truth, rarely 0.1 % above it."
     # Neighbours: one example added or removed. Meant for up to 10^10 steps and delta >= 1e-15.
     # A contour integral of another make settled 246 of 320 random settings (the rarest steps it did
-    # not): eps was never below it, and more than 1e-3 above in one. Where a single far output
-    # decides (q around 1e-5, delta below 1e-12) the bound on rounding may dominate: about 3 %
-    # above was seen.
+    # not): eps was never below it, and more than 1e-3 above in one. Outputs that are seen with
+    # less than delta/10^5 count as lost: they would leave no digits to the others.
     # Koskela, Jaelkoe, Honkela 2020 (the FFT); Doroshenko et al. 2022 (arXiv 2207.04380, the
     # grid); Alghamdi et al. 2023 (the tilt, and the line where a grid would be too coarse)
     def epsilon(

@@ -29,6 +29,7 @@ from .guard_model import check_model as check_model
 from .guard_model import check_optimizer as check_optimizer
 from .guard_model import dropouts as dropouts
 from .guard_model import fix as fix
+from .guard_model import move as move
 from .guard_model import refuse_known as refuse_known
 from .guard_model import refuse_mixing as refuse_mixing
 from .guard_model import shaken as shaken

@@ -61,7 +61,8 @@ def spent(q, sigma, steps, delta):
 
 KNOWN = [  # the truth by `ManyDigits`, and with 19 digits (another period, another tilt)
     (9.31e-6, .689, 9_180_000, 1.8e-8, .3633415), (.04, 1.6138, 625, 1e-5, 2.9845447475),
-    (1e-3, .6, 1000, 1e-6, 2.106664067)]
+    (1e-3, .6, 1000, 1e-6, 2.106664067),
+    (2.7e-5, .878, 1_300_000, 5.9e-14, TRUTH)]  # .35629 once: outputs that nobody sees
 
 
 @pytest.mark.parametrize("q, sigma, steps, delta, truth", KNOWN)
@@ -81,14 +82,14 @@ def test_rounding_never_decides_at_a_tiny_delta():
 @pytest.mark.parametrize("q, sigma, n, delta, eps", [
     (9.31e-6, .689, 9_180_000, 1.8e-8, .363), (.04, 1.6138, 625, 1e-5, 3.)])
 def test_coarser_is_never_lower(q, sigma, n, delta, eps):
-    "Bell, grid, points near 0, rule and rounding: each of them only adds to delta."
+    "Bell, grid, points near 0 and rule only add to delta; rounding, 1e-5 of it, is paid for."
     total = pld.ComposedLoss([(q, sigma, n)], 1, delta)
     fine = dict(tilt=5., width=12., s=1e-3, h=4e-4, reach=64, fine=6400)
     best = pld.ContourIntegral(total, **fine).delta(eps)
     for coarse in (dict(s=5e-3), dict(h=1e-3, s=3e-3), dict(reach=8), dict(fine=400),
                    dict(width=2.), dict(tilt=6.)):
         other = pld.ContourIntegral(total, **fine | coarse).delta(eps)
-        assert other >= best*(1 - 2e-3 if "tilt" in coarse else 1 - 1e-9), coarse
+        assert other >= best*(1 - 2e-3 if "tilt" in coarse else 1 - 1e-4), coarse
 
 
 def test_the_rounding_bound_is_felt():
