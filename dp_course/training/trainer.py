@@ -108,7 +108,8 @@ _OURS = {  # what others call it -> what to write
     "loss": "loss_fn={}", "noise_multiplier": "PrivacyPlan(..., sigma={})",
     "target_epsilon": "PrivacyPlan(..., eps={})", "target_delta": "PrivacyPlan(..., delta={})",
     "scheduler": "callbacks=[Schedule(lr, shape, plan.steps)]", "metrics": "metric={}",
-    "data_loader": "data=loader.dataset", "device": "Trainer(model.to({}), ...)", "microbatches": "micro_batch={}",
+    "data_loader": "data=loader.dataset", "device": "Trainer(model.to({}), ...)",
+    "microbatches": "micro_batch={}",
     "max_physical_batch_size": "micro_batch={}",
     **{name: f"PrivacyPlan(..., {name}={{}})" for name in _IN_THE_PLAN},
 }
