@@ -185,7 +185,7 @@ for _private, _open in (("resnet20-cpu-eps3", "resnet20-cpu"),
     PRESETS[f"{_open}-plain"] = dict(PRESETS[_private], **UNCLIPPED, about=f"{_about} and clip")
 
 PRESETS["resnet20-cpu-plain"] |= dict(
-    about="no privacy: resnet20-cpu-eps3 without noise and clip, at a rate that can do without",
+    about="no privacy: resnet20-cpu-eps3 without noise and clip, at a tenth of its rate",
     lr=.05,
     tuning_runs=6,  # four of the private run, two at higher rates that were stopped
 )
