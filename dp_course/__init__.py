@@ -20,7 +20,7 @@ to compute in bfloat16            precision="bf16", or "auto": the faster one
 to use several processes          ProcessTrainer(..., peers=join()), started by torchrun
 to go on after a crash            trainer.save(path), load(path)
 to publish a model, and use it    trainer.release(path), load_release(path, model)
-to publish the best of several    Search(..., runs=10).best(train, candidates)
+to publish the best of several    Search(..., runs=10).best(train, candidates), save_release(...)
 """
 __version__ = "0.3.0"
 
@@ -75,8 +75,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "data": "Examples load",
     "gradients": """FlatClip AdaptiveClip LayerClip fast_grad_sum loop_grad_sum vmap_grad_sum
         hook_grad_sum ghost_grad_sum bookkeeping_grad_sum""",
-    "training": """Trainer EMA Schedule Plateau DPAdam accuracy binary_accuracy squared_error
-        load_release fix""",
+    "training": """Trainer ProcessTrainer join EMA Schedule Plateau NoisyAccuracy DPAdam accuracy
+        binary_accuracy squared_error save_release load_release fix""",
     "audit": """replay_sensitivity noise_audit one_run_audit sampler_audit replay_release
         MUTANTS""",
 })

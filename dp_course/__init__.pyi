@@ -16,13 +16,17 @@ from .gradients import hook_grad_sum as hook_grad_sum
 from .gradients import ghost_grad_sum as ghost_grad_sum
 from .gradients import bookkeeping_grad_sum as bookkeeping_grad_sum
 from .training import Trainer as Trainer
+from .training import ProcessTrainer as ProcessTrainer
+from .training import join as join
 from .training import EMA as EMA
 from .training import Schedule as Schedule
 from .training import Plateau as Plateau
+from .training import NoisyAccuracy as NoisyAccuracy
 from .training import DPAdam as DPAdam
 from .training import accuracy as accuracy
 from .training import binary_accuracy as binary_accuracy
 from .training import squared_error as squared_error
+from .training import save_release as save_release
 from .training import load_release as load_release
 from .training import fix as fix
 from .audit import replay_sensitivity as replay_sensitivity

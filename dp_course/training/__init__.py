@@ -42,5 +42,5 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "scaling": """
         gradient_noise matched_lr nonprivate_signal_noise scaled_lr sigma_table snr snr_ceiling""",
     "trainer": """
-        Trainer load_release""",
+        Trainer load_release save_release""",
 })

@@ -96,3 +96,4 @@ from .scaling import snr as snr
 from .scaling import snr_ceiling as snr_ceiling
 from .trainer import Trainer as Trainer
 from .trainer import load_release as load_release
+from .trainer import save_release as save_release

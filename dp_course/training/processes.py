@@ -234,6 +234,16 @@ class ProcessTrainer(Trainer):
         if self.peers.world == 1:
             super()._refuse_to_be_alone()
 
+    def save(self, path):
+        "Write a checkpoint: process 0 does, and the others need not be told not to."
+        if not self.peers.rank:
+            super().save(path)
+
+    def release(self, path):
+        "Write what may leave the house: process 0 does."
+        if not self.peers.rank:
+            super().release(path)
+
     def load(self, path):
         "Go on where a checkpoint stopped, which any number of processes may have written."
         super().load(path)

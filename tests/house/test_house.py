@@ -30,8 +30,8 @@ LIBRARY = ROOT/"dp_course"
 ROOMS = sorted([*LIBRARY.glob("[a-z]*.py"), *LIBRARY.glob("*/[a-z]*.py")])
 RUNTIME = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "PIL"}
 SURFACE = """PrivacyPlan epsilon noise_multiplier Search Examples load
-    Trainer FlatClip AdaptiveClip LayerClip EMA Schedule Plateau DPAdam
-    accuracy binary_accuracy squared_error load_release fix
+    Trainer ProcessTrainer join FlatClip AdaptiveClip LayerClip EMA Schedule Plateau NoisyAccuracy
+    DPAdam accuracy binary_accuracy squared_error save_release load_release fix
     fast_grad_sum loop_grad_sum vmap_grad_sum hook_grad_sum ghost_grad_sum bookkeeping_grad_sum
     replay_sensitivity noise_audit one_run_audit sampler_audit replay_release MUTANTS""".split()
 
@@ -139,7 +139,9 @@ def test_help_says_what_to_use_for_what():
     rows = [row.split("  ", 1) for row in dp_course.__doc__.splitlines() if row.startswith("to ")]
     shown = "\n".join(code_of(ROOT/"nbs/pages/i_want.ipynb"))
     assert len(rows) >= 15
+    page = (ROOT/"docs/i_want.md").read_text()
     for want, use in rows:
+        assert f"| {want.removeprefix('to ')} | `{use.strip()}` |" in page, "run the page again"
         words = re.findall(r"\w+(?==|\()", use)
         assert words and not [w for w in words if not re.search(rf"\b{w}\b", shown)], want
     front = (ROOT/"README.md").read_text()

@@ -35,6 +35,7 @@ from dp_course.training import (
     Trainer,
     class_counts,
     join,
+    load_release,
     read_record,
     shard,
 )
@@ -374,6 +375,22 @@ def test_noise_is_added_once_and_the_ledger_charged_once(tmp_path):
         assert (r["computed"], r["left"]) == (steps, 0)
         assert r["eps"] == pytest.approx(eps)
         assert r["eps"] <= 3
+
+
+def test_process_0_writes_what_all_of_them_save_and_release(tmp_path):
+    "Programs for torchrun often call both everywhere: two writers of one file would tear it."
+    def work(peers):
+        trainer = make(peers, pictures(), a_plan(), clip=FlatClip(.8)).fit(2)
+        trainer.save(tmp_path/f"{peers.rank}.checkpoint")
+        trainer.release(tmp_path/f"{peers.rank}.pt")
+        return trainer
+
+    zero, _ = in_threads(2, work)
+    assert {path.suffix for path in tmp_path.glob("0.*")} >= {".checkpoint", ".pt"}
+    assert not list(tmp_path.glob("1.*"))
+    assert load_release(tmp_path/"0.pt", network()) == zero.statement()
+    again = make(Peers(), pictures(), a_plan(), clip=FlatClip(.8))
+    assert again.load(tmp_path/"0.checkpoint").t == 2
 
 
 def test_a_secret_seed_is_shared_and_stays_secret():
