@@ -92,7 +92,8 @@ check_next_threshold = Exercise(
         "a batch as large as expected": lambda trial: [_drawn(trial, 50)],
         "smaller and larger batches": lambda trial: [_drawn(trial, 31), _drawn(trial, 74)],
         "another quantile": lambda trial: [_drawn(trial, 45, .8)],
-        "nobody came": lambda trial: [_drawn(trial, 0)],
+        "nobody came": lambda trial: [_drawn(trial, 0), *(  # the fraction leaves [0, 1]
+            (1., torch.zeros(0), noise, 50., .5, .2) for noise in (40., -40.))],
         "a norm exactly at the threshold is not clipped":
             [(1., torch.tensor([1., 1., 3.]), 1.5, 4., .5, .2)]},
     slips={
@@ -110,6 +111,10 @@ check_next_threshold = Exercise(
                 _update(C, norms, noise, batch_size, 1 - quantile, lr),
         "the step is geometric: C times an exponential, so that C stays positive":
             lambda C, *rest: C + math.log(_update(C, *rest)/C),
+        "a noised fraction may lie outside [0, 1]: cut off, it errs to one side":
+            lambda C, norms, noise, batch_size, quantile, lr: C*math.exp(-lr*(
+                min(1., max(0., .5 + (noise + (norms <= C).sum().item()
+                                      - len(norms)/2)/batch_size)) - quantile)),
         "a norm of exactly C is not clipped: count norms <= C":
             lambda C, norms, *rest: _update(C, torch.where(norms == C, 2*C, norms), *rest)},
     leaks={
@@ -182,7 +187,7 @@ def _verdicts(trial, gain, count=400, **options):
 def _few_alarms(trial):
     alarms = 1000 - _verdicts(trial, 0., 1000)["no verdict"]
     why = ("a mean of n differences spreads by std/sqrt(n), and the std of five is itself "
-           "uncertain: Student's t wants 2.78 of those, not 2 or less")
+           "uncertain: Student's t wants 2.78 of those")
     if alarms > 975:
         why = "two means always differ: how much do the differences spread?"
     trial.need(alarms <= 80, f"{alarms} verdicts in 1,000", why)

@@ -249,7 +249,10 @@ _PLANS = {  # typical plans for (first, t, steps, q, eps, delta)
     "eps is not subtracted: two bills cost less together; compose both parts in one accountant":
         lambda first, t, steps, q, eps, delta: noise_multiplier(
             eps=eps - epsilon(q=q, sigma=first, steps=t, delta=delta), q=q, delta=delta,
-            steps=steps - t)}
+            steps=steps - t),
+    "with a coin the 1/sigma^2 of the steps do not add up: compose both parts in one accountant":
+        lambda first, t, steps, q, eps, delta: math.sqrt((steps - t)/(
+            steps/noise_multiplier(eps=eps, q=q, delta=delta, steps=steps)**2 - t/first**2))}
 
 
 def _needed(first, t, steps, q, eps, delta):

@@ -232,7 +232,7 @@ def _accused(trial, fpr, sigma, n):
 # %% ../../nbs/exercises/definition.ipynb #1ab95bb4
 def _spares_the_honest(trial):
     share = _share(trial, 1.39, 1.39, 1500)
-    why = "one standard error happens all the time: once in a thousand needs more than three"
+    why = "chance moves both rates: once in a thousand it is more than three standard errors"
     if share > .9:
         why = "who convicts everybody catches the honest, too"
     elif share > .3:

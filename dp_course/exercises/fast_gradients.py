@@ -278,6 +278,15 @@ def _waits(layers, ghost):
     return _mixed(layers)[0], kept
 
 
+def _keeps_pixels(layers):
+    "A slip: a ghost keeps pixels."
+    kept = 0
+    for i, o, kernel, size in layers:
+        t, p = size*size, i*o*kernel*kernel
+        kept += t*(i + o) if 2*t*t < p else p
+    return _mixed(layers)[0], kept
+
+
 def _for_all(layers):
     "A slip: one decision for the whole network."
     t = max(size*size for *_, size in layers)
@@ -325,6 +334,7 @@ check_mixed = Exercise(
             lambda layers: _waits(layers, lambda t, fan_in, o: t*fan_in*o),
         "what waits is x and g, t*(i*kernel² + o) numbers, not the tables":
             lambda layers: _waits(layers, lambda t, fan_in, o: 2*t*t),
+        "a ghost keeps patches, i*kernel² numbers a position, not pixels": _keeps_pixels,
         "on a tie the gradients: 2t² < p, not <=":
             lambda layers: _mixed(layers, lambda t, p: 2*t*t <= p),
         "decide for each layer by itself": _for_all},

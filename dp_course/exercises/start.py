@@ -39,6 +39,7 @@ check_rms = Exercise(
         "that is the norm over n: the norm is a root already, so divide by the root of n":
             lambda x: x.norm()/x.numel(),
         "that is the spread around the mean: subtract nothing": lambda x: x.std(),
+        "you subtracted the mean: the squares are of x itself": lambda x: x.std(correction=0),
         "you averaged |x|: its root mean square is larger": lambda x: x.abs().mean()},
     hints=(
         "Read the name backwards: first squares, then a mean, then a root.",

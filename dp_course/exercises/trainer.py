@@ -153,8 +153,9 @@ check_must_pay = Exercise(
         "killed and repeated exactly": _lives,
         "killed and repeated with a change": lambda trial: _lives(trial, tag="changed"),
         "killed and repeated with a new seed": lambda trial: _lives(trial, ("s", "r")),
-        "the same sum at two steps; nothing at all": [
-            ([("noised", "s", t, "empty batch") for t in (0, 1, 1)],), ([("save",), ("load",)],)]},
+        "the same sum at two steps, two sums at one step; nothing at all": [
+            ([("noised", "s", t, "empty batch") for t in (0, 1, 1)],),
+            ([("noised", "s", 4, what) for what in ("a", "b")],), ([("save",), ("load",)],)]},
     slips={
         "what is saved and loaded is no noised sum": lambda events: len({*map(tuple, events)}),
         "a step that is repeated exactly says nothing new: it is free":
@@ -165,6 +166,9 @@ check_must_pay = Exercise(
             lambda events: _distinct(1, 2, 3)(events[:[*events, ("load",)].index(("load",))]),
         "the same step with another sum has other noise: both are seen": _distinct(1, 2),
         "another seed, another noise: the same sum was seen twice": _distinct(2, 3),
+        "steps alone do not tell: one step may show two sums, or one sum in two noises":
+            _distinct(2),
+        "digests alone do not tell: another step or seed has other noise": _distinct(3),
         "the same sum at another step has other noise: both are seen": _distinct(1, 3),
         "that is the last step, not what was noised":
             lambda events: max((e[2] + 1 for e in events if e[0] == "noised"), default=0)},

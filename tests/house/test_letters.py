@@ -4,6 +4,7 @@ A machine cannot read meanings. It sees which letters a shape, a formula or a de
 of them the table of lesson 00 has, and which of them the lesson's line of letters calls new or
 different.
 """
+import ast
 import re
 from pathlib import Path
 
@@ -139,3 +140,51 @@ def test_a_letter_without_a_word_is_noticed(cells, complaint):
 def test_a_letter_that_is_said_is_no_complaint():
     head = HEAD + "; new: $u$ an output, `h` a row. Different here: $g$ its gradient."
     assert not unexplained(lesson(head, "Write $g$ for it: $$u = g$$", b"x = f()  # (b,h)"), *KNOWN)
+
+
+# --- `g` is a gradient; what draws random numbers is `rng`, and `generator` where it is an argument
+
+
+MAKERS = {"Generator", "manual_seed", "seed_all", "gen", "fresh_generator", "step_generator",
+          "default_rng"}
+
+
+def makes_random_numbers(value):
+    "Whether an expression calls something that gives a generator."
+    return isinstance(value, ast.Call) and MAKERS & {
+        getattr(value.func, "attr", ""), getattr(value.func, "id", "")}
+
+
+def assigned(node):
+    "(name, value) of every name of an assignment."
+    for target in node.targets:
+        both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+        for name, value in zip(target.elts, node.value.elts) if both else [(target, node.value)]:
+            yield getattr(name, "id", ""), value
+
+
+def generators_called_g(source):
+    "Lines on which `g` is a generator."
+    tree = ast.parse(source)
+    made = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assign)
+            for name, value in assigned(node) if name == "g" and makes_random_numbers(value)]
+    passed = [node.value.lineno for node in ast.walk(tree) if isinstance(node, ast.keyword)
+              and node.arg in ("generator", "rng") and getattr(node.value, "id", "") == "g"]
+    return made + passed
+
+
+@pytest.mark.parametrize("path", [START, *LESSONS], ids=lambda path: path.stem)
+def test_no_generator_is_called_like_a_gradient(path):
+    code = [cell.source for cell in read(path) if cell.cell_type == "code"]
+    assert not [source for source in code if generators_called_g(source)]
+
+
+@pytest.mark.parametrize("source", [
+    "g = torch.Generator()", "g = torch.Generator().manual_seed(0)", "B, g = 12, gen()",
+    "g = seed_all(3)", "x = torch.randn(3, generator=g)"])
+def test_a_generator_called_g_is_noticed(source):
+    assert generators_called_g(source) == [1]
+
+
+def test_a_gradient_called_g_is_none():
+    assert not generators_called_g("g, = torch.autograd.grad(loss, w)\nrng = gen()")

@@ -48,7 +48,7 @@ WRONG = {
         "take the root": "lambda s, b: s**-2 - (2*b)**-2"},
     "check_judge": {
         "two means always differ": "lambda a, b: 'better' if a.mean() > b.mean() else 'worse'",
-        "not 2 or less": JUDGE.replace("2.78", "2."),
+        "wants 2.78 of those": JUDGE.replace("2.78", "2."),
         "0/0 is NaN": JUDGE.replace("not abs(t) >", "abs(t) <="),
         "never learns anything": "lambda a, b: 'no verdict'",
         "seed by seed": JUDGE.replace("d.std()", "(a.var() + b.var())**.5"),
