@@ -201,6 +201,10 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
                            "lambda t, c, s, b, g: (t + s*torch.randn(t.shape, generator=g))/b"),
         "a tenth of it": ("", "lambda t, c, s, b, g: (t + .1*s*c*torch.randn(t.shape, "
                           "generator=g))/b"),
+        "half of it repeats": ("noise of its own", "lambda t, c, s, b, g: (t + s*c*torch.randn("
+                               "(len(t) + 1)//2, generator=g).repeat(2)[:len(t)])/b"),
+        "uniform": ("another shape", "lambda t, c, s, b, g: (t + s*c*12**.5*(torch.rand(t.shape, "
+                    "generator=g) - .5))/b"),
         "always the same": ("generator=generator", "lambda t, c, s, b, g: (t + s*c*torch.randn("
                             "t.shape, generator=torch.Generator().manual_seed(0)))/b")},
     "check_loop_sum": {
@@ -220,7 +224,7 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
             ("sigma*max_norm", "sigma*max_norm*(t == 0)"))),
         "one noise for all rows of W": ("std sigma*max_norm/(q*n)", trainer(
             ("randn(W.shape", "randn(W.shape[1:]"))),
-        "one noise for all columns of W": ("no noise on columns", trainer(
+        "one noise for all columns of W": ("noise of its own", trainer(
             ("randn(W.shape", "randn((classes, 1)"))),
         "sigma without max_norm": ("std sigma*max_norm/(q*n)", trainer(
             ("sigma*max_norm", "sigma"))),
@@ -256,6 +260,49 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
             ("a3.sums(", "a3._batch_clip("))),
         "the norm of W alone": ("clip every example by itself", trainer(
             ("y[chosen], max_norm)", "y[chosen], max_norm, bias=False)"))),
+        "a window of as many rows as coins say": ("a coin of her own", trainer(
+            (CHOSEN, "k = int((torch.rand(n, generator=generator) < q).sum()); chosen = (torch."
+             "arange(k) + int(torch.randint(n, (), generator=generator))) % n"))),
+        "one coin for two": ("a coin of her own", trainer(
+            (CHOSEN, "chosen = (torch.rand((n + 1)//2, generator=generator) < q)"
+             ".repeat_interleave(2)[:n]"))),
+        "dealt out of one shuffle, as many as coins say": ("as likely as anybody", trainer(
+            (ZEROS, ZEROS + "\n    order, at = torch.randperm(n, generator=generator), 0"),
+            (CHOSEN, "k = int((torch.rand(n, generator=generator) < q).sum()); "
+             "chosen = order.roll(-at)[:k]; at += k"))),
+        "every second one more often": ("the same q for everybody", trainer(
+            (CHOSEN, "chosen = torch.rand(n, generator=generator) < (q*(.6 + .8*(torch.arange(n) "
+             "% 2)) if q < 1 else q)"))),
+        "drawn again when empty": ("nobody is drawn to fill it", trainer(
+            (CHOSEN, "chosen = torch.zeros(n, dtype=torch.bool)\n        while not chosen.any(): "
+             + CHOSEN))),
+        "the first row when empty": ("nobody is drawn to fill it", trainer(
+            (CHOSEN, CHOSEN + "; chosen = chosen if chosen.any() else torch.arange(n) == 0"))),
+        "noise at the end, as much as all steps ask for": ("not the way", trainer(
+            ("sigma*max_norm", "sigma*max_norm*(t == steps - 1)*steps**.5"))),
+        "noise beside the weights, added at the end": ("not the way", trainer(
+            (ZEROS, ZEROS + "\n    N, M = 0*W, 0*b"), ("return W, b", "return W + N, b + M"),
+            ("W = W - lr*(g_W + std*z_W)/size", "W, N = W - lr*g_W/size, N - lr*std*z_W/size"),
+            ("b = b - lr*(g_b + std*z_b)/size", "b, M = b - lr*g_b/size, M - lr*std*z_b/size"))),
+        "b has the noise of a column of W": ("noise of its own", trainer(
+            ("z_b = torch.randn(b.shape, generator=generator)", "z_b = z_W[:, 0]"))),
+        "half of the rows have the noise of the others": ("noise of its own", trainer(
+            ("torch.randn(W.shape, generator=generator)", "torch.randn((classes + 1)//2, i, "
+             "generator=generator).repeat(2, 1)[:classes]"))),
+        "noise of 1 or -1": ("another shape", trainer(
+            ("torch.randn(W.shape, generator=generator)",
+             "2.*torch.randint(2, W.shape, generator=generator) - 1"))),
+        "noise where there are no features": ("there is no noise on W", trainer(
+            ("sigma*max_norm", "sigma*max_norm*(not x.any())"))),
+        "less noise where there is a gradient": ("std sigma*max_norm/(q*n)", trainer(
+            ("std*z_W", "std*z_W*torch.where(g_W != 0, .1, 1.)"))),
+        "clipped to the batch's median": ("clip every example by itself", trainer(
+            ("y[chosen], max_norm)", "y[chosen], min(max_norm, float(x[chosen].norm(dim=1).median("
+             ") if chosen.any() and x.any() else max_norm)))"))),
+        "clipped in pairs": ("clip every example by itself", trainer(
+            (SUMS, "pairs = [a3._batch_clip(W, b, x[k], y[k], max_norm) for k in "
+             "chosen.nonzero().flatten().split(2)]\n        g_W, g_b = map(sum, zip(*pairs, "
+             "(0*W, 0*b)))"))),
         "a start that has seen the data": ("has looked at the data", trainer(
             (ZEROS, ZEROS + "\n    W = torch.stack([x[y == c].sum(0) for c in range(classes)])"))),
     },

@@ -1,6 +1,5 @@
 "A3: DP-SGD from scratch, then faster than the loop."
 import math
-import statistics
 import time
 
 import torch
@@ -28,6 +27,24 @@ def bounded(trial, total, base, newcomers, max_norm):
         trial.need(move <= 1 + RTOL, f"one more example moves the sum by {move:.4g} max_norm",
                    "clip every example by itself, all of its gradient together, before anything "
                    "is added up", leaks=True)
+
+
+def is_noise(
+    trial,
+    *parts,  # (k,) thousands of numbers each, in units of the right standard deviation
+):
+    "Refuse what is no independent Gaussian noise; chance is refused once in 100,000 times."
+    z = torch.cat(parts).double()
+    alike = torch.fft.irfft(torch.fft.rfft(z).abs().square(), len(z))[1:len(z)//2 + 1]
+    most = alike.abs().max().item()/math.sqrt(len(z))
+    trial.need(most < 6.5, f"some of the noise is related to some other: {most:.3g} standard "
+               "errors", "every coordinate has noise of its own: whoever knows one knows the other",
+               leaks=True)
+    largest = min(part.abs().max().item() for part in parts)
+    fourth = z.pow(4).mean().item()
+    trial.need(largest > 2.7 and fourth < 4, f"the largest is {largest:.3g} standard deviations, "
+               f"the fourth moment {fourth:.3g}", "the noise has the right size and another shape: "
+               "the accountant counts on Gaussian noise, torch.randn", leaks=True)
 
 
 # --- 1
@@ -120,12 +137,7 @@ def check_noisy_mean(your_function, seed=None):
             why = "each coordinate's noise is sigma*max_norm*torch.randn(...), no less"
         trial.need(abs(ratio - 1) < room, f"the noise is {ratio:.4g} times what it should be", why,
                    leaks=ratio < 1)
-        # of independent numbers neighbours are related by 1/sqrt(n)
-        z = noise/right
-        related = (z[1:]*z[:-1]).mean().item()*math.sqrt(len(z))
-        trial.need(abs(related) < 4.8, f"neighbours' noise is related: {related:.3g} standard "
-                   "errors", "every coordinate has noise of its own: whoever knows one knows the "
-                   "other", leaks=True)
+        is_noise(trial, noise/right)
         off = noise.mean().item()/right*math.sqrt(len(total))
         trial.need(abs(off) < 4.8, f"on average {off:.2g} standard errors from the mean",
                    "divide the sum by the expected batch size")
@@ -296,50 +308,77 @@ def check_fast_sum(your_function, seed=None):
 # --- 5
 
 
-def _noises(W, b, one):
-    "How large the noise is, tensor by tensor, in units of what it should be."
-    parts = {"W": W, "b": b, "rows of W, compared": (W[::2] - W[1::2])/math.sqrt(2),
-             "columns of W, compared": W.diff(dim=1)/math.sqrt(2)}
-    return {name: (part.double().std().item()/one, part.numel()) for name, part in parts.items()}
-
-
 def _judge_noise(trial, q, steps, n, classes):
     "Noise on every tensor: right within 4.4 standard errors, which chance exceeds once in 100,000."
-    # sigma is so large that the signal on b is below a hundredth of it
+    # Two runs on the same rows: what differs is noise; sigma is so large that it hides the rest
     lr, sigma, max_norm = .5, 20., 3.
-    x, y = torch.zeros(n, 2), torch.zeros(n, dtype=torch.long)
-    W, b = trial(x, y, classes, q, sigma, steps, lr, max_norm, trial.fresh_generator())
+    x, y = normals(trial, n, 2), torch.arange(n) % classes
+    (W, b), (V, c) = (trial(x, y, classes, q, sigma, steps, lr, max_norm, trial.fresh_generator())
+                      for _ in range(2))
     shapes = tuple(W.shape), tuple(b.shape)
     trial.need(shapes == ((classes, 2), (classes,)), f"W and b have the shapes {shapes}")
-    one = lr*sigma*max_norm/(q*n)*math.sqrt(steps)
-    for name, (ratio, count) in _noises(W, b, one).items():
+    one = math.sqrt(2*steps)*lr*sigma*max_norm/(q*n)
+    parts = {"W": (W - V).double()/one, "b": (b - c).double()/one}
+    for name, part in parts.items():
+        ratio = part.std().item()
         why = "the noise has std sigma*max_norm/(q*n), on every weight and every bias"
         if ratio < .01:
-            why = f"there is no noise on {name}: every number that is released needs its own"
+            why = (f"there is no noise on {name}, or always the same: draw it anew for every "
+                   "number that is released")
         elif steps > 1 and abs(ratio - math.sqrt(steps)) < .2*math.sqrt(steps):
             why = "the same noise in every step: draw it anew"
-        trial.need(abs(ratio - 1) < 4.4/math.sqrt(2*count), f"after {steps} steps the noise on "
-                   f"{name} is {ratio:.4g} times what it should be", why,
+        trial.need(abs(ratio - 1) < 4.4/math.sqrt(2*part.numel()), f"after {steps} steps the noise "
+                   f"on {name} is {ratio:.4g} times what it should be", why,
                    leaks=ratio < 1 or steps > 1)  # one step was right: noises know of each other
+    is_noise(trial, parts["W"].T.flatten(), parts["b"])
 
 
-def _judge_coins(trial, n=400, q=.25, steps=4, runs=60):
-    "Batch sizes, added up over a few steps: coins have a mean and a variance."
-    # A variance from 60 runs is wrong by a factor of .35 or 2.1 less than once in 100,000 times
-    sizes, lr = [], 1e-3
-    for _ in range(runs):
-        _, b = trial(torch.zeros(n, 1), torch.zeros(n, dtype=torch.long), 2, q, 0., steps, lr, 10.,
-                     trial.fresh_generator())
-        sizes.append(b[0].item()/lr*2*q*n)  # each example moves b[0] by half of lr/(q n)
-    mean, variance = statistics.mean(sizes)/steps, statistics.variance(sizes)/steps
-    coins = n*q*(1 - q)
-    trial.need(variance > .35*coins, f"batch sizes vary by {variance:.3g}, coins by {coins:.3g}",
+def _judge_iterates(trial, n=100, runs=12):
+    "The noise of a step decides on which side the next one begins."
+    # Half of the labels are 0, half are 1: without noise every step is zero
+    x, y, lr, max_norm = torch.zeros(n, 1), torch.arange(n) % 2, 1e4, .1
+    moves = [trial(x, y, 2, 1., 1., 2, lr, max_norm, trial.fresh_generator())[1].abs().max().item()
+             for _ in range(runs)]
+    most = max(moves)*n/(lr*max_norm)  # some 35; in units of one step's noise
+    trial.need(most > 10, f"a second step that the noise of the first should send 35 noises far "
+               f"goes {most:.3g}", "every step starts from the noisy weights of the one before: "
+               "noise that comes at the end hides one step, not the way", leaks=True)
+
+
+def _drawn(trial, n, q, steps, runs):
+    "How often every example was drawn, run by run: each row is a feature of its own."
+    x, y, lr = torch.eye(n), (torch.arange(n) % 4 == 0).long(), 1e-3
+    ends = [trial(x, y, 2, q, 0., steps, lr, 10., trial.fresh_generator())[0] for _ in range(runs)]
+    return torch.stack([W[y, torch.arange(n)] for W in ends]).double()/lr*2*q*n
+
+
+def _judge_coins(trial, n=64, q=.25, steps=4, runs=100):
+    "Who was drawn, and how often: coins know nothing of each other."
+    # Each bound is 4.4 standard errors of the coins or more: chance exceeds it once in 100,000
+    drawn = _drawn(trial, n, q, steps, runs)
+    sizes, coins = drawn.sum(1)/steps, n*q*(1 - q)
+    mean, variance = sizes.mean().item(), sizes.var().item()*steps
+    trial.need(abs(mean/(n*q) - q) > .05, f"a step is {mean/(n*q):.3g} times as long as it should "
+               "be", "divide by the expected batch q*n, not by n")
+    trial.need(variance > .45*coins, f"batch sizes vary by {variance:.3g}, coins by {coins:.3g}",
                "a shuffle or a fixed size is not Poisson sampling: toss a coin for every example, "
                "and divide by q*n, not by the batch that came up", leaks=True)
-    trial.need(variance < 2.1*coins, f"batch sizes vary by {variance:.3g}, coins by {coins:.3g}",
-               "toss the coins anew in every step", leaks=True)
-    trial.need(abs(mean - n*q) < 5, f"batches of {mean:.4g}, expected {n*q:g}",
+    off = (drawn - steps*q)/math.sqrt(steps*q*(1 - q))
+    own, near = off.square().mean().item(), (off[:, 1:]*off[:, :-1]).mean().item()
+    trial.need(abs(mean - n*q) < 2, f"batches of {mean:.4g}, expected {n*q:g}",
                "draw with probability q, and divide by q*n", leaks=mean > n*q)
+    most = off.mean(0).abs().max().item()*math.sqrt(runs)
+    trial.need(most < 5.5 or own > 2, f"somebody is not drawn with probability q: {most:.3g} "
+               "standard errors from it", "the same q for everybody, whatever her row or her "
+               "label is", leaks=True)
+    trial.need(own < 1.1, f"how often somebody is drawn varies {own:.3g} times as much as by coins",
+               "toss the coins anew in every step", leaks=True)
+    trial.need(own > .9, f"how often somebody is drawn varies {own:.3g} times as much as by coins",
+               "who was drawn before is as likely as anybody else: toss the coins anew",
+               leaks=True)
+    trial.need(abs(near) < .07 and variance < 1.9*coins, f"neighbours are drawn together: their "
+               f"correlation is {near:.2g}, and batch sizes vary by {variance:.3g}, coins by "
+               f"{coins:.3g}", "a coin of her own for every example", leaks=True)
 
 
 def check_train(your_function, seed=None):
@@ -365,22 +404,31 @@ def check_train(your_function, seed=None):
                    "pass generator=generator wherever something is drawn")
         trial.need(not torch.equal(ends[0], ends[2]), "another seed ends at the same place",
                    "the same noise in every run: draw it from `generator`", leaks=True)
-    with trial.holds("empty batches: noise all the same"):
-        x, y = torch.zeros(10, 400), torch.zeros(10, dtype=torch.long)
-        W, _ = trial(x, y, 10, .01, 1., 25, 1., 1., trial.fresh_generator())
-        ratio = W.double().std().item()/5*.1
-        trial.need(abs(ratio - 1) < .1, f"the noise is {ratio:.4g} times what it should be",
+    with trial.holds("batches are made of coins: one for every example, anew in every step"):
+        _judge_coins(trial)
+    with trial.holds("empty batches: noise all the same, and nothing else"):
+        end = flat(lambda: trial(torch.ones(1, 2), torch.tensor([1]), 3, 1e-5, 0., 1, 1., 1.,
+                                 trial.fresh_generator()))()
+        trial.need(not end.any(), "somebody who was not drawn took part", "a batch may be empty: "
+                   "nobody is drawn to fill it", leaks=True)
+        x, y, q = torch.zeros(4, 400), torch.zeros(4, dtype=torch.long), .25
+        W, _ = trial(x, y, 10, q, 1., 100, 1., 1., trial.fresh_generator())
+        ratio = W.double().std().item()/10
+        trial.need(abs(ratio - 1) < .05, f"the noise is {ratio:.4g} times what it should be",
                    "a step without examples still adds its noise, divided by the expected q*n, "
-                   "not by the batch that came up", leaks=ratio < 1)
+                   "not by the batch that came up", leaks=ratio < 1 and abs(ratio - q) > .02)
     with trial.holds("one more example moves a step by max_norm/(q n) at most"):
-        rows = normals(trial, 6, 4), torch.arange(6) % 3
-        newcomers = [(size*normals(trial, 1, 4), torch.tensor([label]))
-                     for size in (.1, 1., 1e4, -1e4) for label in range(3)]
+        sizes = torch.tensor([.1, .1, .1, 6., 6., 6.])
+        for rows, max_norm in (normals(trial, 7, 4), .1), (normals(trial, 6, 4)*sizes[:, None], 5.):
+            newcomers = [(size*normals(trial, 1, 4), torch.tensor([label]))
+                         for size in (.1, 1., 10., 1e4, -1e4) for label in range(3)]
 
-        def total(x, y):
-            step = flat(lambda: trial(x, y, 3, 1., 0., 1, 1., .1, trial.fresh_generator()))
-            return step()*len(x)
-        bounded(trial, total, rows, newcomers, .1)
+            def total(x, y):
+                args = x, y, 3, 1., 0., 1, 1., max_norm, trial.fresh_generator()
+                return flat(lambda: trial(*args))()*len(x)
+            bounded(trial, total, (rows, torch.arange(len(rows)) % 3), newcomers, max_norm)
+    with trial.holds("a step begins where the noise of the one before has led"):
+        _judge_iterates(trial)
     with trial.holds("without noise, everybody drawn: plain descent with clipped gradients"):
         x, y = normals(trial, 30, 4), torch.arange(30) % 3
         W, b = torch.zeros(3, 4), torch.zeros(3)
@@ -390,8 +438,6 @@ def check_train(your_function, seed=None):
         got = trial(x, y, 3, 1., 0., 5, 1., .5, trial.fresh_generator())
         found = gap(flat(lambda: got)(), torch.cat([W.flatten(), b]), RTOL)
         trial.need(not found, found, "start from zeros, step against the mean, clip each example")
-    with trial.holds("batches are made of coins: their sizes vary, by nq(1-q)"):
-        _judge_coins(trial)
     with trial.holds("digits, at about eps = 3: more than 80 % on images it has not seen"):
         x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
         x = x.float()/16
