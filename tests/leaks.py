@@ -506,6 +506,102 @@ MODELS = {  # name -> options of the trainer
 }
 
 
+# --- more networks
+
+
+class AfterStep(nn.Module):
+    "Does nothing wrong before its weight has changed."
+    def __init__(self):
+        super().__init__()
+        self.out, self.old = nn.Linear(5, 10), None
+
+    def forward(self, x):
+        now = self.out.weight.detach().double().clone()
+        self.old = now if self.old is None else self.old
+        return self.out(x if torch.equal(now, self.old) else centre(x))
+
+
+class Gated(nn.Module):
+    "A gate that is closed at the start, and a mean behind it."
+    def __init__(self):
+        super().__init__()
+        self.out, self.gate = nn.Linear(5, 10), nn.Parameter(torch.tensor(0.))
+
+    def forward(self, x):
+        return self.out(x + self.gate*x.mean(0))
+
+
+class OverTheBatch(nn.Module):
+    "A recurrent network that takes the batch for time."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.state, self.out = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        h, said = x.new_zeros(8), []
+        for row in x:
+            h = (self.inner(row) + self.state(h)).tanh()
+            said.append(h)
+        return self.out(torch.stack(said))
+
+
+class ExpertsChoose(nn.Module):
+    "Each expert takes the third of the rows that it likes best."
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(5, 3)
+        self.experts = nn.ModuleList(nn.Linear(5, 10) for _ in range(3))
+
+    def forward(self, x):
+        score = self.gate(x).softmax(1)
+        said = x.new_zeros(len(x), 10)
+        for i, expert in enumerate(self.experts):
+            own = score[:, i].topk(max(1, len(x)//3)).indices
+            said = said.index_add(0, own, expert(x[own])*score[own, i, None])
+        return said
+
+
+class TwoHooks(nn.Module):
+    "One hook keeps the mean of the slopes, the next one multiplies by it."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        h, kept = self.inner(x), []
+        later = h.tanh()
+        if h.requires_grad:
+            h.register_hook(lambda g: g*(1 + kept[0]))
+            later.register_hook(lambda g: kept.append(g.abs().mean().detach()))
+        return self.out(later)
+
+
+class InPlace(nn.Module):
+    "Centres the rows that it was given, where they lie."
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(5, 10)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x.sub_(x.mean(0))
+        return self.out(x)
+
+
+MORE = {
+    "after a step": dict(model=AfterStep), "closed gate": dict(model=Gated),
+    "time is the batch": dict(model=OverTheBatch), "experts choose": dict(model=ExpertsChoose),
+    "two hooks": dict(model=TwoHooks), "where they lie": dict(model=InPlace),
+    "batches of 59": dict(model=lambda: OfInput(only_if(lambda x: len(x) == 59, centre))),
+    "vmap": dict(model=lambda: OfInput(
+        lambda x: torch.vmap(lambda row, mean=x.mean(0): row - mean)(x))),
+    "instance norm": dict(model=lambda: Inside(lambda h: F.instance_norm(h.T[None])[0].T)),
+    "response norm": dict(model=lambda: Inside(lambda h: h*h.norm(dim=0)/h.norm(dim=0).mean())),
+    "compiled": dict(model=lambda: Rows(
+        nn.Identity(), torch.compile(OfInput(centre), backend="eager"))),
+}
+
+
 # --- losses
 
 
@@ -651,6 +747,13 @@ LOSSES = {
     "adversarial for the batch": of_losses(lambda each, o, y: each + .1*torch.linalg.matrix_norm(
         o).square()/len(y)),
     "sinkhorn": lambda output, y: loss(output - output.logsumexp(0), y),
+    "labels mixed": lambda output, y: .7*loss(output, y) + .3*loss(output, y.flip(0)),
+    "logits by frequency": lambda output, y: loss(
+        output + (torch.bincount(y.clamp(0), minlength=10).to(output) + 1).log(), y),
+    "three classes": of_losses(lambda each, o, y: each*(1 + (len(y.unique()) == 3))),
+    "most are right": of_losses(
+        lambda each, o, y: each*(1 + ((o.argmax(1) == y).double().mean() > .9))),
+    "hooked": lambda output, y: loss(hooked(output, centre), y),
     "mean teacher": of_losses(lambda each, o, y: each + (o - o.detach().mean(0)).square().sum(1)),
 }
 NUMBERS = {"cox": cox, "concordance": concordance, "explained variance": explained,
@@ -961,7 +1064,7 @@ ENGINES = {f.__name__: f for f in (mean_of_the_batch, clipped_sum_again, without
 
 LEAKS = {
     **{f"rows: {name}": dict(model=lambda f=f: OfInput(f)) for name, f in ROWS.items()},
-    **{f"model: {name}": options for name, options in MODELS.items()},
+    **{f"model: {name}": options for name, options in (MODELS | MORE).items()},
     **{f"loss: {name}": dict(loss_fn=f) for name, f in LOSSES.items()},
     **{f"loss of numbers: {name}": dict(model=lambda: nn.Linear(5, 1), data=numbers, loss_fn=f)
        for name, f in NUMBERS.items()},
@@ -995,6 +1098,8 @@ NAMED = {  # what the proof cannot see, and the limits say
     "loss: weights of all labels": dict(loss_fn=lambda o, y: loss(o, y)/noise(5).train_y.bincount(
         minlength=10)[y.clamp(min=0)].clamp(min=1)),
     "rows: centred by all": dict(model=lambda: OfInput(lambda x: x - CENTRE.to(x))),
+    "rows: a rare property": dict(model=lambda: OfInput(
+        lambda x: x*(1 + ((x.sum(1) - 1).abs() < 1e-3).any()))),
     "rows: a secret number": dict(model=lambda: OfInput(
         lambda x: x*(1 + (x == .12345).any()))),
 }

@@ -83,6 +83,15 @@ def check_model(
             raise ValueError(f"parameter {name} is {p.dtype}: only real numbers are clipped")
 
 # %% ../../nbs/workshop/training/guard_model.ipynb #37e40e57
+def _move(model, by):
+    "Move all parameters a little: the same way each time."
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point():
+                p.add_(by*torch.randn(p.shape, generator=g).to(p))
+
+
 def shaken(model, dtype=None, by=.05):
     "A copy in train mode without dropout, in another precision, with slightly other parameters."
     # ValueError: it cannot be copied
@@ -94,11 +103,7 @@ def shaken(model, dtype=None, by=.05):
                          "weights from parameters") from error
     for layer in dropouts(twin):
         setattr(layer, "dropout" if isinstance(layer, nn.MultiheadAttention) else "p", 0.)
-    g = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in twin.parameters():
-            if p.is_floating_point():
-                p.add_(by*torch.randn(p.shape, generator=g).to(p))
+    _move(twin, by)
     return twin
 
 # %% ../../nbs/workshop/training/guard_model.ipynb #3402f533

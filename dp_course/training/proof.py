@@ -24,7 +24,7 @@ from .guard_labels import (
     _LOSS_RULE, _copy_of, _losses_and_slopes, _mixes, _of_classes, check_label_kind, check_labels,
     refuse_mixed_loss, refuse_parameters_in_loss)
 from dp_course.training.guard_model import (
-    _chosen_rows, _kept_by, _moved, _moved_state, _name, _refuse_module, _tensors, _traced,
+    _chosen_rows, _kept_by, _move, _moved, _moved_state, _name, _refuse_module, _tensors, _traced,
     check_model, refuse_known)
 from .guard_rows import (
     _augmented, _copies, _keep_row, _raw_rows, _rows, _try_out, model_input, refuse_mixed_items)
@@ -98,7 +98,7 @@ def _measure(case, rows, b):
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         call_model(twin, rows)
-    case.work = counter.get_total_flops()/2/b + 1e5  # the rest costs something, too
+    case.work = counter.get_total_flops()/2/b + 1e4  # the rest costs something, too
     _refuse_drift(case.stage.model, twin)
     traced = _traced(copy.deepcopy(case.stage.model), rows)
     case.dims = traced.dims | {d for v in leaves(rows) for d in v.shape[1:]}
@@ -290,6 +290,9 @@ def _prove_way(case):
                 _try_trial(pair, trial, 2*seed, until)
             else:
                 odd_pair = _try_odd_trial(stage, odd_pair, trial, 2*seed, until)
+        for moved in pair:  # a step is taken: who waits for it begins to mix by now
+            _move(moved.model, .05)
+        _try_trial(pair, _Trial(4), 96)
         again = int(max(1, min(32, _WORK/(64*case.work))))
         _refuse_memory(stage, odd_pair, 1)
         _refuse_memory(stage, pair, again)

@@ -468,7 +468,7 @@ def test_sizes_follow_from_the_shapes(monkeypatch):
     assert prove(model, loss, floats(7, 5)) == (3, 4, 5, 7, 8, 35)
     assert prove(model, loss, floats(7, 5), largest=90) == (3, 4, 5, 7, 8, 35, 90)
     work = "dp_course.training.guard_engine._WORK"
-    monkeypatch.setattr(work, 1e6)  # a larger network, as it were
+    monkeypatch.setattr(work, 1e5)  # a larger network, as it were
     assert prove(model, loss, floats(7, 5), largest=90) == (3, 4, 5)
 
 
