@@ -30,7 +30,6 @@ from dp_course.data import (
     boundary_error,
     by_person,
     dice,
-    learn_only,
     load,
     majority_guess,
     multiplicity_with_masks,
@@ -38,10 +37,10 @@ from dp_course.data import (
     phantoms,
     pixel_loss,
     row_guess,
-    segment,
 )
+from dp_course.features import train_only
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
-from dp_course.models import UNet
+from dp_course.models import UNet, segment
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import Trainer, code_version, load_checked, save_atomic
 from experiments.harness import chosen, lines_of
@@ -50,8 +49,8 @@ NAME = "segmentation"
 DELTA, CLIP, SIZES = 1e-5, .1, dict(base=16, rows=224, columns=64, per_person=10)
 HELD = {rotation: OCT_SUBJECTS[1 + 2*rotation:3 + 2*rotation] for rotation in range(4)}
 TUNED_ON = OCT_SUBJECTS[:1]
-PARTS_OF = {"head": ("head",), "norms": ("head", "norms"), "patients": ("head",), "all": (),
-            "scratch": (), "head-views": ("head",)}
+LEARNS = {"head": "head", "norms": "norms", "patients": "head", "all": "all", "scratch": "all",
+          "head-views": "head"}  # part -> as for `train_only`
 PHANTOM_STEPS, PHANTOM_BATCH = 1500, 16
 RATES = {  # (part, eps) -> settings that are tried
     ("head", 8.): [(lr, steps) for steps in (20, 60) for lr in (4., 16., 64.)],
@@ -103,7 +102,7 @@ def owners_of(cell):
 
 def head_alone(cell):
     "Does only the last layer learn?"
-    return PARTS_OF[cell["part"]] == ("head",) and cell["part"] != "head-views"
+    return LEARNS[cell["part"]] == "head" and cell["part"] != "head-views"
 
 
 # ---- scores
@@ -208,7 +207,7 @@ def network(cell):
     model = UNet(SIZES["base"])
     if weights:
         model.load_state_dict(weights)
-    return learn_only(model, *PARTS_OF.get(cell["part"], ()))
+    return train_only(model, LEARNS.get(cell["part"], "all"))
 
 
 # ---- guesses
@@ -365,7 +364,7 @@ def guesses(recorded):
 PARTS = {
     "pretrain": lambda recorded: [cell_of("pretrain", "phantoms")],
     "guesses": guesses,
-    **{name: part(name) for name in PARTS_OF},
+    **{name: part(name) for name in LEARNS},
     "ceilings": ceilings,
 }
 PARTS["everything"] = lambda recorded: [cell for name in list(PARTS)[:-1]

@@ -16,7 +16,7 @@ from torch import nn
 from .canaries import (
     Canaries, canary_distance, dirac_canaries, dirac_model, distance_of, draw_projections,
     draw_scores, expected_reading, least_mu, linear_loss, reading)
-from .doors import Finding, flat, fresh
+from .adapters import Finding, flat, fresh
 from .mutants import lab_net, lab_plan
 from .replay import (
     Replay, draw_ratios, nudged, quiet_tensors, replay_release, stranger)

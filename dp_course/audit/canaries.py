@@ -14,7 +14,7 @@ import torch
 from scipy import special
 from torch import nn
 
-from .doors import flat, fresh, joined, row_of
+from .adapters import flat, fresh, joined, row_of
 from .mutants import Shift
 from .replay import Replay
 from ..basics import PALETTE, figure

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-from .doors import Finding, flat, fresh, joined, row_of
+from .adapters import Finding, flat, fresh, joined, row_of
 from ..basics import PALETTE, figure
 from ..data import count, tree_map
 from ..privacy import PLDAccountant

@@ -3,9 +3,6 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
-    "building": """
-        ENGINES FEATURES HEADS MODELS ONE_LABEL ONE_MASK PIXELWISE SCANS Task dice_words fit_out
-        layer_scores load_scans make_network task_of""",
     "command": """
         Job OPTIONS make_parser parse read_settings""",
     "comparisons": """
@@ -27,6 +24,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         AtEpochs Bar Checkpoint EpochRow Evaluation Interrupt Lines RowWriter Run Stop Stopwatch
         TimeLimit announce_duration callbacks_of complain conclude describe_end describe_row
         describe_scores describe_start discard finish screen_of tidy""",
+    "registry": """
+        ENGINES FEATURES HEADS MODELS ONE_LABEL ONE_MASK PIXELWISE SCANS Task dice_words fit_out
+        layer_scores load_scans make_network task_of""",
     "releases": """
         IMAGES Released describe_network open_release read_image write_release""",
     "results": """

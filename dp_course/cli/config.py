@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import asdict, dataclass, fields
 
-from .building import ENGINES, FEATURES, HEADS, MODELS, PIXELWISE, SCANS
+from .registry import ENGINES, FEATURES, HEADS, MODELS, PIXELWISE, SCANS
 from .presets import PRESETS, overrides_named
 from ..features import PUBLIC
 from ..privacy import PLDAccountant, PrivacyPlan

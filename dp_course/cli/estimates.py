@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import torch
 
-from ..basics import default_device, pick_device
-from .building import FEATURES, SCANS, fit_out, make_network, task_of
+from ..basics import peak_memory_mb, pick_device, synchronize
+from .registry import FEATURES, SCANS, fit_out, make_network, task_of
 from .comparisons import alike, images_of, summarize
 from .config import make_config, marked, overrides_of, planned_steps
 from .presets import PRESETS
@@ -24,7 +24,7 @@ from ..data import Examples, count, leaves, tree_map
 from ..features import (
     ENCODED, PUBLIC, DeepRecipe, deflated, encoded, find_start, untrained_features)
 from ..gradients import FlatClip
-from ..training import peak_memory_mb, recorded, runs_folders, synchronize
+from ..training import recorded, runs_folders
 
 # %% ../../nbs/workshop/cli/estimates.ipynb #01d9bb36
 CLASSES = {"cifar100": 100, "oct": 9, "phantoms": 9}  # the others: 10
@@ -181,7 +181,7 @@ def image_seconds(
     make_engine,  # (config, device, rows) -> an engine
 ):                # seconds of training per image, views counted
     "Measure a network on a few made-up images."
-    device = default_device()
+    device = pick_device()
     data = stand_in(config, device)
     rows = min(config.micro_batch, 512 if config.features else _FEW)
     x, y = data.rows(torch.arange(rows))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..basics import Parser, keep_memory
-from .building import dice_words
+from .registry import dice_words
 from .command import make_parser, parse
 from .comparisons import compare, plot_records, read_all
 from .estimates import list_presets, rehearse

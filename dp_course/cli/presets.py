@@ -6,7 +6,7 @@
 __all__ = ['PRESETS', 'OPEN_END', 'UNCLIPPED', 'miniature', 'overrides_named']
 
 # %% ../../nbs/workshop/cli/presets.ipynb #dc9d90fc
-from .building import SCANS
+from .registry import SCANS
 
 # %% ../../nbs/workshop/cli/presets.ipynb #e37d4c16
 PRESETS = {}  # name -> what it overrides in `Config`; every cell below adds some

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from ..basics import _watched, progress
-from .building import dice_words
+from ..basics import is_watched, progress, synchronize
+from .registry import dice_words
 from .comparisons import plot_record
 from .config import Config, eps_words, finite, make_schedule, marked, run_name
 from .releases import write_release
 from ..training import (
     Peers, ProcessTrainer, Record, Trainer, composed_epsilon, end_line, epoch_line, leading,
-    mean_std, measure, no_scores, read_record, synchronize, validation_note)
+    mean_std, measure, no_scores, read_record, validation_note)
 
 # %% ../../nbs/workshop/cli/progress.ipynb #d0c9d7d9
 class Interrupt:
@@ -318,7 +318,7 @@ def screen_of(
 ):                    # `Bar` or `Lines`
     "Choose how a run shows itself."
     trainer, config = run.trainer, run.config
-    watched = _watched() if show is None else show
+    watched = is_watched() if show is None else show
     if watched:
         return Bar(row, trainer, run_name(config), last)
     alone = max(0, config.head_steps - trainer.t)  # cheap steps: they say nothing of the others

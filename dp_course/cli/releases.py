@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..basics import check_count
-from .building import FEATURES, SCANS, fit_out, make_network, task_of
+from .registry import FEATURES, SCANS, fit_out, make_network, task_of
 from ..data import Examples, all_views, call_model, tree_map
 from ..training import count_classes, load_checked, model_input, save_atomic
 

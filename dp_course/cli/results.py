@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .building import SCANS
+from .registry import SCANS
 from .comparisons import alike, not_run_yet, summarize
 from .config import first_line, promises
 from .presets import PRESETS

@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 
 from ..basics import keep_memory
-from .building import task_of
+from .registry import task_of
 from .command import Job
 from .config import marked
 from dp_course.cli.progress import (
@@ -56,7 +56,7 @@ def train(
     with closing(run):
         with closing(screen):
             while trainer.t < last and not reasons():
-                if not trainer._take_step():  # repeated steps rounded differently: each cost twice
+                if not trainer.try_step():  # repeated steps rounded differently: each cost twice
                     reasons.why = "budget"
                     break
         scores = evaluation(trainer)  # measured again only if an epoch was cut short

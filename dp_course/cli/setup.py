@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from ..basics import machine, pick_device
-from .building import ENGINES, FEATURES, fit_out, make_network, task_of
+from .registry import ENGINES, FEATURES, fit_out, make_network, task_of
 from .command import Job
 from .config import (
     Config, config_of, finite, make_config, make_plan, overrides_of, run_name, told_by)

@@ -15,6 +15,5 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "examples": """
         Examples as_examples""",
     "scans": """
-        boundary_error by_person dice learn_only majority_guess narrow overlap pixel_loss
-        row_guess segment""",
+        boundary_error by_person dice majority_guess narrow overlap pixel_loss row_guess""",
 })

@@ -28,10 +28,8 @@ from .examples import as_examples as as_examples
 from .scans import boundary_error as boundary_error
 from .scans import by_person as by_person
 from .scans import dice as dice
-from .scans import learn_only as learn_only
 from .scans import majority_guess as majority_guess
 from .scans import narrow as narrow
 from .scans import overlap as overlap
 from .scans import pixel_loss as pixel_loss
 from .scans import row_guess as row_guess
-from .scans import segment as segment

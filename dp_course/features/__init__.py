@@ -4,18 +4,19 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "cache": """
-        cached_features digest in_tensors""",
+        cached_features digest image_parts in_tensors""",
     "deflation": """
         CosineNet DeepMaps DeepRecipe DeflatedRows Deflation LogScattering SecondLayer
-        cosine_grad_sum deflated leaves_deflated loud_directions low_precision part_averages
-        parts_of_code random_projection soft_leaves two_kinds""",
+        cosine_grad_sum deflated leaves_deflated loud_directions random_projection soft_leaves
+        two_kinds""",
     "encoders": """
         ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_features encoder_parts
-        encoder_state find_start load_encoder load_start load_whole save_encoder stage_maps""",
+        encoder_state encoder_words find_start is_small load_encoder load_start load_whole
+        low_precision save_encoder stage_maps""",
     "patches": """
         LeafFeatures LeafNet LeafRecipe ParallelSum Patches WEIGHTS buy_mean clipped_mean
-        emphasized feature_bound leafed leaves_cnn leaves_linear patch_filters scatter_cnn
-        weighed""",
+        emphasized feature_bound leafed leaves_cnn leaves_linear log_moduli part_averages
+        parts_of_code patch_filters scatter_cnn weighed""",
     "pretraining": """
         Pretraining ResumableRun align_uniform drawn_run judge leaf_stock normalized_features
         pretrain_step probe public_accuracy public_images public_run public_step random_views""",

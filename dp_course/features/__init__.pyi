@@ -1,5 +1,6 @@
 from .cache import cached_features as cached_features
 from .cache import digest as digest
+from .cache import image_parts as image_parts
 from .cache import in_tensors as in_tensors
 from .deflation import CosineNet as CosineNet
 from .deflation import DeepMaps as DeepMaps
@@ -12,9 +13,6 @@ from .deflation import cosine_grad_sum as cosine_grad_sum
 from .deflation import deflated as deflated
 from .deflation import leaves_deflated as leaves_deflated
 from .deflation import loud_directions as loud_directions
-from .deflation import low_precision as low_precision
-from .deflation import part_averages as part_averages
-from .deflation import parts_of_code as parts_of_code
 from .deflation import random_projection as random_projection
 from .deflation import soft_leaves as soft_leaves
 from .deflation import two_kinds as two_kinds
@@ -26,10 +24,13 @@ from .encoders import encoded as encoded
 from .encoders import encoder_features as encoder_features
 from .encoders import encoder_parts as encoder_parts
 from .encoders import encoder_state as encoder_state
+from .encoders import encoder_words as encoder_words
 from .encoders import find_start as find_start
+from .encoders import is_small as is_small
 from .encoders import load_encoder as load_encoder
 from .encoders import load_start as load_start
 from .encoders import load_whole as load_whole
+from .encoders import low_precision as low_precision
 from .encoders import save_encoder as save_encoder
 from .encoders import stage_maps as stage_maps
 from .patches import LeafFeatures as LeafFeatures
@@ -45,6 +46,9 @@ from .patches import feature_bound as feature_bound
 from .patches import leafed as leafed
 from .patches import leaves_cnn as leaves_cnn
 from .patches import leaves_linear as leaves_linear
+from .patches import log_moduli as log_moduli
+from .patches import part_averages as part_averages
+from .patches import parts_of_code as parts_of_code
 from .patches import patch_filters as patch_filters
 from .patches import scatter_cnn as scatter_cnn
 from .patches import weighed as weighed

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MADE_BY', 'ENCODERS', 'ENCODED', 'encoder_state', 'save_encoder', 'find_start', 'load_start', 'load_whole',
-           'stage_maps', 'encoder_parts', 'encoder_features', 'load_encoder', 'EncoderMaps', 'encoded']
+           'stage_maps', 'low_precision', 'encoder_parts', 'encoder_features', 'load_encoder', 'EncoderMaps',
+           'is_small', 'encoder_words', 'encoded']
 
 # %% ../../nbs/workshop/features/encoders.ipynb #78127ad1
 import json
@@ -132,6 +133,11 @@ def stage_maps(
     return list(maps.values())[-2:]
 
 # %% ../../nbs/workshop/features/encoders.ipynb #befb53bc
+def low_precision():
+    "Let matrices be multiplied in bfloat16 where the processor can."
+    return torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16("cpu"))
+
+
 def encoder_parts(
     model,
     x,           # (b,c,h,w) uint8
@@ -140,7 +146,7 @@ def encoder_parts(
     "Average what a frozen encoder says over the parts of an image, and over its mirror image."
     image = (x.float()/255 - .5)/.25
     both = torch.cat([image, image.flip(-1)])
-    with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16("cpu")):
+    with low_precision():
         maps = stage_maps(model, both)
     parts = [F.adaptive_avg_pool2d(m.float(), grid) for m in maps]
     return [sum(m.chunk(2))/2 for m in parts]
@@ -210,11 +216,20 @@ class EncoderMaps:
 
 # %% ../../nbs/workshop/features/encoders.ipynb #f22587fa
 ENCODED = {"leaves-encoder": "resnet20-synthetic"}  # features -> the encoder that they read
-_SMALLEST = 32  # pixels: no encoder was trained on less
 
 
-def _named(model, about):
-    "An encoder in words, with a fingerprint of its weights."
+def is_small(
+    data,  # `Examples` of images
+):         # bool
+    "Tell whether images have fewer pixels than any encoder was trained on."
+    return data.train_x.shape[-1] < 32
+
+
+def encoder_words(
+    model,
+    about,  # as from `load_encoder`
+):          # str
+    "Name an encoder in words, with a fingerprint of its weights."
     if not about["views_seen"]:
         return "untrained encoder"
     weights = b"".join(v.numpy().tobytes() for v in encoder_state(model).values())
@@ -229,7 +244,7 @@ def encoded(
 ):                              # `Examples` of dicts: scatter, patches, encoder2, encoder3
     "Turn a data set into leaf features and what an encoder says."
     # ValueError: rows that are no images. FileNotFoundError: no such encoder
-    if data.train_x.shape[-1] < _SMALLEST:
+    if is_small(data):
         name = ""
     model, about = load_encoder(name)  # first: leaf features take minutes
     leaves = leafed(data, recipe, cache)
@@ -238,4 +253,4 @@ def encoded(
     make = partial(EncoderMaps, name, synthetic=recipe.synthetic)
     maps = cached_features(data, make, settings, cache)
     parts = {part: getattr(leaves, part) | maps[part] for part in maps}
-    return leaves.replace(**parts, name=f"{leaves.name[:-1]}, {_named(model, about)})")
+    return leaves.replace(**parts, name=f"{leaves.name[:-1]}, {encoder_words(model, about)})")

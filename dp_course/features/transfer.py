@@ -16,10 +16,9 @@ from torch import nn
 
 from ..basics import progress
 from ..data import Examples, drawn_bars, load
-from .cache import _images_of, cached_features, in_tensors
-from .encoders import find_start
+from .cache import cached_features, image_parts, in_tensors
+from .encoders import find_start, is_small, low_precision
 from .public_nets import TRAININGS, load_public_net, transfer_cnn
-from ..gradients import has_bfloat16
 from ..training import load_checked
 
 # %% ../../nbs/workshop/features/transfer.ipynb #ca1be500
@@ -60,15 +59,16 @@ MOVING = ("head", "norms", "adapters", "all")
 
 
 def train_only(
-    model,      # a chain of modules; the last one is the head
-    what:str,   # one of `MOVING`
+    model,       # its last module is the head; adapters are for chains of modules
+    what:str,    # one of `MOVING`
     rank:int=4,  # of adapters
-):              # the model, changed in place
+):               # the model, changed in place
     "Freeze all weights but those of the head and of one kind."
+    # ValueError: no such kind
     if what not in MOVING:
         raise ValueError(f"{what=}: pass one of {', '.join(MOVING)}")
     model.requires_grad_(what == "all")
-    model[-1].requires_grad_(True)
+    list(model.children())[-1].requires_grad_(True)
     if what == "adapters":
         with_adapters(model[:-1], rank)
     for m in model.modules():
@@ -159,7 +159,7 @@ def fixed_views(
 def _said(model, data, x, layers, k):
     "What a network says of some images, (b,k,f) float16; data say how to normalize."
     images = torch.cat(fixed_views(data.normalize(x), k))
-    with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16("cpu")):
+    with low_precision():
         said = said_by_layers(model, images, layers)
     return said.unflatten(0, (k, -1)).transpose(0, 1).half()
 
@@ -275,11 +275,6 @@ def _taught_by_bars(channels, size):
     return model, bars, PublicMetric(describe(model, bars, bars.train_x)[:, 0], labels)
 
 # %% ../../nbs/workshop/features/transfer.ipynb #e2431396
-def _is_small(data):
-    "Whether a data set has images that are too small for a public network."
-    return data.train_x.shape[-1] < 32
-
-
 def _miniature(data):
     "Small images, described by a network that has learnt the directions of drawn bars."
     model, bars, metric = _taught_by_bars(*data.train_x.shape[1:3])
@@ -296,7 +291,7 @@ def untrained_features(
     name="public-net",  # a key of `PUBLIC`
 ):                      # `Examples` of float16 features (n,f)
     "Say how long rows of features are where no public network is at hand: for estimates."
-    if _is_small(data):
+    if is_small(data):
         return _miniature(data)
     model = TRAININGS[name].network(data.train_x.shape[1])
     rows = describe(model, data, data.train_x.cpu(), PUBLIC[name]["layers"])[:, 0]
@@ -314,8 +309,8 @@ def public_featured(
 ):                      # `Examples` of float16 features (n,f)
     "Turn a data set into features of a network that was trained on public images."
     # FileNotFoundError: no such encoder, or no CIFAR-100. ValueError: rows that are no images
-    _images_of(data)
-    if _is_small(data):
+    image_parts(data)
+    if is_small(data):
         return _miniature(data)
     reading = layers, k, power, within
     encoder = load_checked(find_start(name), "dp_course encoder 1")["weights"]

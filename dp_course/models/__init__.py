@@ -14,5 +14,5 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         bounded_cnn digit_filters draw_like edge_filters first_moment papernot_cnn
         weight_statistics""",
     "unet": """
-        UNet""",
+        UNet segment""",
 })

@@ -28,3 +28,4 @@ from .small import first_moment as first_moment
 from .small import papernot_cnn as papernot_cnn
 from .small import weight_statistics as weight_statistics
 from .unet import UNet as UNet
+from .unet import segment as segment

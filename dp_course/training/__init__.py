@@ -8,6 +8,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         linear public step_decay temporary_weights""",
     "checkpoints": """
         Journal load_checked save_atomic write_all""",
+    "evaluation": """
+        class_counts count_classes measure no_scores""",
     "guard_clip": """
         refuse_mixed_clip refuse_unbounded""",
     "guard_engine": """
@@ -23,18 +25,16 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         model_input refuse_mixed_items same_draws""",
     "ledger": """
         Book Entry Ledger STEPS""",
-    "measuring": """
-        class_counts count_classes measure no_scores peak_memory_mb synchronize""",
     "metrics": """
         accuracy binary_accuracy squared_error""",
+    "micro_batches": """
+        BatchReader digest_of fingerprint""",
     "optimizers": """
         DPAdam""",
     "processes": """
         Peers ProcessTrainer join shard""",
     "proof": """
         PROOFS prove_again prove_separate""",
-    "reading": """
-        BatchReader digest_of fingerprint""",
     "records": """
         KINDS LABELS Record code_version composed_epsilon distinct end_line epoch_line flat_row
         latest_checkpoint leading load_runs mean_std new_record read_record read_runs recorded

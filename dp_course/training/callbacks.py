@@ -295,7 +295,7 @@ class Plateau:
         "Measure when it is time to; lower the learning rate if nothing got better for too long."
         if trainer.t % self.every:
             return
-        if self.metric is Trainer.evaluate and trainer._split:
+        if self.metric is Trainer.evaluate and trainer.held_out:
             raise ValueError("the test part was held out of the private training set: pass "
                              "NoisyAccuracy(...), which is noised and paid for")
         groups = trainer.optimizer.param_groups

@@ -15,7 +15,7 @@ import torch
 
 from ..basics import pick_device
 from .ledger import Book
-from .reading import digest_of, fingerprint
+from .micro_batches import digest_of, fingerprint
 from .trainer import Trainer
 
 # %% ../../nbs/workshop/training/processes.ipynb #71d59e78

@@ -24,10 +24,9 @@ from pathlib import Path
 import torch
 
 import dp_course
-from ..basics import machine
+from ..basics import machine, peak_memory_mb
 from ..privacy import RDPAccountant
 from .checkpoints import write_all
-from .measuring import peak_memory_mb
 
 try:
     import fcntl

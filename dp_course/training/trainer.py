@@ -31,143 +31,7 @@ from .ledger import STEPS, Book, Entry
 from .metrics import accuracy
 from .guard_engine import prove_units
 from .proof import prove_again, prove_separate
-from .reading import BatchReader, fingerprint
-
-# %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
-def _in_precision(engine, precision, model):
-    "The engine, or the same in bfloat16; sums and noise are float64 in both."
-    device = next((p.device for p in model.parameters()), "cpu")
-    return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
-
-
-def _made_optimizer(optimizer, model):
-    "An optimizer of exactly this model's parameters."
-    params = trainable(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        make = partial(torch.optim.SGD, lr=1.) if optimizer is None else optimizer
-        optimizer = make(list(params.values())) if callable(make) else None
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none: pass "
-                             "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
-                             "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
-    if lost:
-        raise ValueError(f"the optimizer lacks {', '.join(lost)}: freeze what is not to be trained")
-    strange = held - {id(p) for p in model.parameters()}
-    if strange:
-        raise ValueError(f"the optimizer holds {len(strange)} parameters that are not the model's: "
-                         "no noise would hide their gradients; make it from model.parameters()")
-    check_optimizer(optimizer)
-    return optimizer
-
-
-def _check_parts(model, callbacks, micro_batch, **functions):
-    "Refuse what is no network to be trained, no list of callbacks, no number, no function."
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("a model of torch.jit keeps its layers to itself, and nobody can see "
-                         "whether they mix examples: pass the nn.Module that it was made from")
-    for name, f in functions.items():
-        if f is not None and not callable(f):
-            raise ValueError(f"{name}={f!r:.80} is no function: help(Trainer) says what it gets "
-                             "and returns")
-    if not isinstance(model, nn.Module) or not trainable(model):
-        raise ValueError(f"{type(model).__name__} has nothing to train: pass an nn.Module with "
-                         "parameters that require a gradient")
-    if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
-        raise ValueError(f"{callbacks=}: pass a list of functions f(trainer), such as [print]")
-    if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
-        raise ValueError(f"{micro_batch=} is no number of examples: pass a positive int, or "
-                         "None for the whole batch at once")
-
-# %% ../../nbs/workshop/training/trainer.ipynb #700c1cb3
-def _check_release(what, value, sensitivity, sigma, asked, most):
-    "Refuse what cannot be released with noise; the value as a float64 tensor on the CPU."
-    if not isinstance(what, str) or not what or what == STEPS:
-        raise ValueError(f"{what=} is no name of its own: pass text, such as 'private accuracy'")
-    rule = "is out of range: pass a positive finite number"
-    check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
-    if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
-    if not isinstance(asked, dict) and asked != ():
-        raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
-    try:
-        value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"value={value!r:.80} is no number and no tensor ({error})") from error
-    if not value.isfinite().all():
-        raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
-    return value
-
-
-_IN_THE_PLAN = "n", "batch_size", "steps", "epochs", "eps", "epsilon", "delta", "sigma", "q"
-_OURS = {  # what others call it -> what to write
-    "max_grad_norm": "clip=FlatClip({})", "l2_norm_clip": "clip=FlatClip({})",
-    "max_norm": "clip=FlatClip({})", "lr": "optimizer=partial(torch.optim.SGD, lr={})",
-    "learning_rate": "optimizer=partial(torch.optim.SGD, lr={})", "criterion": "loss_fn={}",
-    "loss": "loss_fn={}", "noise_multiplier": "PrivacyPlan(..., sigma={})",
-    "target_epsilon": "PrivacyPlan(..., eps={})", "target_delta": "PrivacyPlan(..., delta={})",
-    "scheduler": "callbacks=[Schedule(lr, shape, plan.steps)]", "metrics": "metric={}",
-    "data_loader": "data=loader.dataset", "device": "Trainer(model.to({}), ...)",
-    "microbatches": "micro_batch={}",
-    "max_physical_batch_size": "micro_batch={}",
-    **{name: f"PrivacyPlan(..., {name}={{}})" for name in _IN_THE_PLAN},
-}
-
-
-def _refuse_unknown(options):
-    "Say how an option that is called otherwise here is called."
-    for name, value in options.items():
-        if name in _OURS:
-            ours = _OURS[name].format(f"{value!r:.40}")
-            raise ValueError(f"Trainer takes no {name}={value!r:.40}: write {ours}")
-        raise ValueError(f"Trainer takes no {name}={value!r:.40}: help(Trainer) lists what it "
-                         "takes")
-
-
-def _check_saved(
-    state,   # of a checkpoint
-    path,
-    clip,
-    sigma,   # of the plan
-    steps,
-    l,       # parameter tensors
-    parts,   # what the trainer has beside the model that has a state
-):           # the clip as it was saved
-    "Refuse a checkpoint whose parts are missing or do not make sense, before anything is loaded."
-    try:
-        t, nonfinite = state["counts"]
-        start, secret, turns = state["seed"]
-        good = type(t) is int and 0 <= t <= steps and type(nonfinite) is int
-        good = good and isinstance(start, str) and all(len(turn) == 2 for turn in turns)
-        good = good and len(state["parts"]) == len(parts) and len(state["model"]) > 0
-        saved = deepcopy(clip)
-        good = good and state["clip"].keys() <= vars(saved).keys()
-        vars(saved).update(state["clip"])
-        numbers = [torch.as_tensor(v, dtype=torch.float64) for v in state["clip"].values()]
-        good = good and all(v.isfinite().all() for v in numbers)
-        if hasattr(clip, "ratios"):  # what each step's noise is, the plan says and no file
-            good = good and torch.equal(torch.as_tensor(saved.ratios), clip.ratios)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is no whole checkpoint ({error!r:.80})") from error
-    if not good:
-        raise ValueError(f"{path} is no whole checkpoint: steps, seed, clip, or the states of "
-                         f"{', '.join(type(part).__name__ for part in parts)} are not what a run "
-                         "of this plan leaves")
-    refuse_unbounded(saved, sigma*getattr(saved, "ratio", 1.), l)  # a schedule: the step's share
-
-
-def _file(path):
-    "A file that can be written, or what is wrong with its name."
-    if not isinstance(path, (str, os.PathLike)) or not str(path):
-        raise ValueError(f"{path=} is no file name: pass one, such as 'run.checkpoint'")
-    if Path(path).is_dir():
-        raise ValueError(f"{path} is a folder: pass the name of a file in it")
-    if Path(path).exists() and not Path(path).is_file():
-        raise ValueError(f"{path} is a device: pass the name of a file")
-    if not Path(path).absolute().parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {Path(path).parent}: make it first")
-    return path
+from .micro_batches import BatchReader, fingerprint
 
 # %% ../../nbs/workshop/training/trainer.ipynb #9af76bf8
 _per_row = partial(nn.functional.cross_entropy, reduction="none")
@@ -300,7 +164,7 @@ class Trainer:
         if steps is not None:
             check_count(0, 10**12, steps=steps)
         keep_memory()
-        while steps is None and self._take_step():
+        while steps is None and self.try_step():
             pass
         for _ in range(steps or 0):
             self.step()
@@ -308,7 +172,7 @@ class Trainer:
 
     def step(self):
         "Take one private step, or raise `ValueError` if the plan does not pay for it."
-        if not self._take_step():
+        if not self.try_step():
             self._book.refuse_step()
         return self
 
@@ -316,7 +180,8 @@ class Trainer:
         "How many more steps are paid for; those that repeat others exactly are free."
         return self._book.left(self.t)
 
-    def _take_step(self):  # was it paid for?
+    def try_step(self):  # bool: was it paid for?
+        "Take one private step, unless the plan does not pay for it."
         self.model.train()
         self._check_proof()
         torch.clear_autocast_cache()  # of what the weights were
@@ -494,7 +359,7 @@ class Trainer:
         if self.plan.sigma and self._book.saved:
             copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
                       "on elsewhere spends again, unseen.")
-        held_out = " Exact accuracies on its validation split are nonprivate."
+        exact = " Exact accuracies on its validation split are nonprivate."
         if self.plan.sigma:
             spent = (f"Spent: eps = {self.epsilon():.4g} at delta = {self.plan.delta:g}, by "
                      f"{self.computed} of {self.plan.steps} steps{''.join(others)}.")
@@ -502,7 +367,7 @@ class Trainer:
         else:
             spent = f"{self.computed} of {self.plan.steps} steps were taken."
             noise = "The"
-        return (f"{plan} {spent}{held_out*self._split}{copies} {noise} "
+        return (f"{plan} {spent}{exact*self.held_out}{copies} {noise} "
                 f"weights leave in {self._widths()}. Seed: {self.seed_policy}.")
 
     def _widths(self):
@@ -677,6 +542,11 @@ class Trainer:
         return int(self._nonfinite)
 
     @property
+    def held_out(self):
+        "Is the test part a held-out part of the private data?"
+        return self.data.name.endswith("(validation split)")
+
+    @property
     def _ledger(self):
         "Every look at the data."
         return self._book.ledger
@@ -687,14 +557,145 @@ class Trainer:
         return self._secret.key
 
     @property
-    def _split(self):
-        "Is the test part a held-out part of the private data?"
-        return self.data.name.endswith("(validation split)")
-
-    @property
     def _parts(self):
         "Everything beside the model that has a state."
         return [f for f in (self.optimizer, self.clip, *self.callbacks) if hasattr(f, "state_dict")]
+
+# %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
+def _in_precision(engine, precision, model):
+    "The engine, or the same in bfloat16; sums and noise are float64 in both."
+    device = next((p.device for p in model.parameters()), "cpu")
+    return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
+
+
+def _made_optimizer(optimizer, model):
+    "An optimizer of exactly this model's parameters."
+    params = trainable(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        make = partial(torch.optim.SGD, lr=1.) if optimizer is None else optimizer
+        optimizer = make(list(params.values())) if callable(make) else None
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none: pass "
+                             "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
+                             "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
+    if lost:
+        raise ValueError(f"the optimizer lacks {', '.join(lost)}: freeze what is not to be trained")
+    strange = held - {id(p) for p in model.parameters()}
+    if strange:
+        raise ValueError(f"the optimizer holds {len(strange)} parameters that are not the model's: "
+                         "no noise would hide their gradients; make it from model.parameters()")
+    check_optimizer(optimizer)
+    return optimizer
+
+
+def _check_parts(model, callbacks, micro_batch, **functions):
+    "Refuse what is no network to be trained, no list of callbacks, no number, no function."
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("a model of torch.jit keeps its layers to itself, and nobody can see "
+                         "whether they mix examples: pass the nn.Module that it was made from")
+    for name, f in functions.items():
+        if f is not None and not callable(f):
+            raise ValueError(f"{name}={f!r:.80} is no function: help(Trainer) says what it gets "
+                             "and returns")
+    if not isinstance(model, nn.Module) or not trainable(model):
+        raise ValueError(f"{type(model).__name__} has nothing to train: pass an nn.Module with "
+                         "parameters that require a gradient")
+    if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
+        raise ValueError(f"{callbacks=}: pass a list of functions f(trainer), such as [print]")
+    if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
+        raise ValueError(f"{micro_batch=} is no number of examples: pass a positive int, or "
+                         "None for the whole batch at once")
+
+# %% ../../nbs/workshop/training/trainer.ipynb #700c1cb3
+def _check_release(what, value, sensitivity, sigma, asked, most):
+    "Refuse what cannot be released with noise; the value as a float64 tensor on the CPU."
+    if not isinstance(what, str) or not what or what == STEPS:
+        raise ValueError(f"{what=} is no name of its own: pass text, such as 'private accuracy'")
+    rule = "is out of range: pass a positive finite number"
+    check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
+    if not isinstance(asked, dict) and asked != ():
+        raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
+    try:
+        value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"value={value!r:.80} is no number and no tensor ({error})") from error
+    if not value.isfinite().all():
+        raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
+    return value
+
+
+_IN_THE_PLAN = "n", "batch_size", "steps", "epochs", "eps", "epsilon", "delta", "sigma", "q"
+_OURS = {  # what others call it -> what to write
+    "max_grad_norm": "clip=FlatClip({})", "l2_norm_clip": "clip=FlatClip({})",
+    "max_norm": "clip=FlatClip({})", "lr": "optimizer=partial(torch.optim.SGD, lr={})",
+    "learning_rate": "optimizer=partial(torch.optim.SGD, lr={})", "criterion": "loss_fn={}",
+    "loss": "loss_fn={}", "noise_multiplier": "PrivacyPlan(..., sigma={})",
+    "target_epsilon": "PrivacyPlan(..., eps={})", "target_delta": "PrivacyPlan(..., delta={})",
+    "scheduler": "callbacks=[Schedule(lr, shape, plan.steps)]", "metrics": "metric={}",
+    "data_loader": "data=loader.dataset", "device": "Trainer(model.to({}), ...)",
+    "microbatches": "micro_batch={}",
+    "max_physical_batch_size": "micro_batch={}",
+    **{name: f"PrivacyPlan(..., {name}={{}})" for name in _IN_THE_PLAN},
+}
+
+
+def _refuse_unknown(options):
+    "Say how an option that is called otherwise here is called."
+    for name, value in options.items():
+        if name in _OURS:
+            ours = _OURS[name].format(f"{value!r:.40}")
+            raise ValueError(f"Trainer takes no {name}={value!r:.40}: write {ours}")
+        raise ValueError(f"Trainer takes no {name}={value!r:.40}: help(Trainer) lists what it "
+                         "takes")
+
+
+def _check_saved(
+    state,   # of a checkpoint
+    path,
+    clip,
+    sigma,   # of the plan
+    steps,
+    l,       # parameter tensors
+    parts,   # what the trainer has beside the model that has a state
+):           # the clip as it was saved
+    "Refuse a checkpoint whose parts are missing or do not make sense, before anything is loaded."
+    try:
+        t, nonfinite = state["counts"]
+        start, secret, turns = state["seed"]
+        good = type(t) is int and 0 <= t <= steps and type(nonfinite) is int
+        good = good and isinstance(start, str) and all(len(turn) == 2 for turn in turns)
+        good = good and len(state["parts"]) == len(parts) and len(state["model"]) > 0
+        saved = deepcopy(clip)
+        good = good and state["clip"].keys() <= vars(saved).keys()
+        vars(saved).update(state["clip"])
+        numbers = [torch.as_tensor(v, dtype=torch.float64) for v in state["clip"].values()]
+        good = good and all(v.isfinite().all() for v in numbers)
+        if hasattr(clip, "ratios"):  # what each step's noise is, the plan says and no file
+            good = good and torch.equal(torch.as_tensor(saved.ratios), clip.ratios)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is no whole checkpoint ({error!r:.80})") from error
+    if not good:
+        raise ValueError(f"{path} is no whole checkpoint: steps, seed, clip, or the states of "
+                         f"{', '.join(type(part).__name__ for part in parts)} are not what a run "
+                         "of this plan leaves")
+    refuse_unbounded(saved, sigma*getattr(saved, "ratio", 1.), l)  # a schedule: the step's share
+
+
+def _file(path):
+    "A file that can be written, or what is wrong with its name."
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+        raise ValueError(f"{path=} is no file name: pass one, such as 'run.checkpoint'")
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: pass the name of a file in it")
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is a device: pass the name of a file")
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {Path(path).parent}: make it first")
+    return path
 
 # %% ../../nbs/workshop/training/trainer.ipynb #fa530c1c
 def _write_release(path, weights, statement):

@@ -11,7 +11,6 @@ from dp_course.cli import (
     IMAGES,
     PRESETS,
     Config,
-    building,
     compare,
     config_of,
     estimates,
@@ -25,13 +24,14 @@ from dp_course.cli import (
     overrides_of,
     plot_records,
     record_words,
+    registry,
     run_name,
     setup,
     summaries,
 )
 from dp_course.cli.main import main
-from dp_course.data import OCT_SUBJECTS, RETINA_LAYERS, Examples, dice, phantoms, segment
-from dp_course.models import UNet
+from dp_course.data import OCT_SUBJECTS, RETINA_LAYERS, Examples, dice, phantoms
+from dp_course.models import UNet, segment
 from dp_course.training import leading, read_record, recorded, run_file, save_atomic, settings
 from experiments import segmentation
 
@@ -53,7 +53,7 @@ def scans(monkeypatch, tmp_path):
     "Drawings in the place of the ninety scans, and a start in the place of the one from phantoms."
     x, y = phantoms(90, torch.Generator().manual_seed(5), 32, 64)
     whole = Examples(x, y, name="oct", mean=(.25,), std=(.25,))
-    monkeypatch.setattr(building, "load", lambda name, root=None: whole)
+    monkeypatch.setattr(registry, "load", lambda name, root=None: whole)
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
     torch.manual_seed(1)
     model = UNet(16)
