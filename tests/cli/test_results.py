@@ -387,3 +387,15 @@ def test_seeds_for_is_the_smallest_number_that_suffices():
     assert seeds_for(1., .85) == 13 and seeds_for(-1., .85) == 13
     with pytest.raises(ValueError, match="gap=0"):
         seeds_for(0., 1.)
+
+
+def test_googles_accountant_says_of_replacement_what_lesson_13_quotes():
+    "Above the price of joining or leaving, below the lesson's bound by twice that."
+    google = pytest.importorskip("dp_accounting")
+    plan = PrivacyPlan(n=50_000, batch_size=2000, steps=625, sigma=1.6138, delta=1e-5)
+    relation = google.NeighboringRelation.REPLACE_ONE
+    account = google.pld.PLDAccountant(neighboring_relation=relation)
+    step = google.PoissonSampledDpEvent(plan.q, google.GaussianDpEvent(plan.sigma))
+    replaced = account.compose(step, 625).get_epsilon(1e-5)
+    assert f"finds {replaced:.2f}" in (ROOT/"nbs/13_results.ipynb").read_text()
+    assert spent(plan, 625) < replaced < 7.19
