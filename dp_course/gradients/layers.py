@@ -20,21 +20,16 @@ def at_least_float32(dtype):
     return torch.promote_types(dtype, torch.float32)
 
 
-def _one_per_row(values, rows):  # (b) -> ((k b),1,1,...)
-    views = len(rows)//max(1, len(values))
-    return values.repeat(views).view(-1, *[1]*(rows.dim() - 1))
-
-
 def weighted_rows(
-    rows,          # ((k b),...)
+    rows,          # (b,...)
     bad,           # (b) True for an example that must count nothing; None: there is none
     factors=None,  # (b)
 ):                 # the same shape, float64
     "Erase the rows of bad examples, as 0*NaN is NaN, and scale the others."
-    rows = rows.double()
+    rows, one_per_row = rows.double(), (-1, *[1]*(rows.dim() - 1))
     if bad is not None:
-        rows = rows.masked_fill(_one_per_row(bad, rows), 0)
-    return rows if factors is None else rows*_one_per_row(factors.double(), rows)
+        rows = rows.masked_fill(bad.view(one_per_row), 0)
+    return rows if factors is None else rows*factors.double().view(one_per_row)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #ca7e66fd
 _PIECE = 2**17  # numbers at a time: their float64 copy, 1 MB, stays in a core's cache
@@ -48,7 +43,7 @@ def _in_pieces(rows):  # (b,p) -> list of (n,p)
 
 
 def _norms_in_float64(rows):  # (b,p) -> (b) float64
-    if rows.numel() <= _PIECE:
+    if rows.numel() <= _PIECE or rows.dtype == torch.float64:
         return vector_norm(rows.double(), dim=1)
     blocks = [torch.cat([vector_norm(some.double(), dim=1) for some in _in_pieces(block)])
               for block in rows.split(_PIECE, 1)]
@@ -182,6 +177,10 @@ class LinearWeight:
 
     naive = gradients
 
+    def bias_gradients(self):  # (b,o)
+        wide = at_least_float32(self.g.dtype)
+        return self.g[:, 0].to(wide) if self.g.shape[1] == 1 else self.g.sum(1, dtype=wide)
+
     def some(self, part):  # slice of b -> the same for a few examples
         "What is known about a few examples, in float64 where float32 would lose them."
         wide = torch.float64 if self.careful else at_least_float32(self.x.dtype)
@@ -194,6 +193,8 @@ class LinearWeight:
 
     def ghost_norms(self):  # (b) squared
         if self.x.shape[1] == 1:
+            if self.x.numel() <= 4*_PIECE:
+                self.x, self.g = self.x.double(), self.g.double()  # once, for the sum as well
             return (_row_norms(self.x.flatten(1))*_row_norms(self.g.flatten(1))).square()
         wide = at_least_float32(self.x.dtype)
         x, g = self.x.to(wide), self.g.to(wide)
@@ -216,14 +217,13 @@ class LinearWeight:
         t = self.x.shape[1]
         if t > _FEW:
             return _late_sum(self, factors, bad, squared)
-        total = factors.new_zeros(self.shape, dtype=torch.float64)
-        n = _few_at_a_time(t*sum(self.shape))
-        for low in range(0, len(factors), n):  # a product of two float32 is exact in float64
+        total, n = None, _few_at_a_time(t*sum(self.shape))
+        for low in range(0, max(1, len(factors)), n):  # two float32's product: exact in float64
             part = slice(low, low + n)
             erased = None if bad is None else bad[part]
             x = weighted_rows(self.x[part], erased).flatten(0, 1)
             g = weighted_rows(self.g[part], erased, factors[part]).flatten(0, 1)
-            total.addmm_(g.T, x)
+            total = g.T @ x if total is None else total.addmm_(g.T, x)
         return total
 
     def kept(self):
@@ -239,17 +239,19 @@ def _learns(p):
 
 def _by_position(rows, tape):  # ((k b),...,c) -> (b,(k t),c)
     "Make positions of an example out of its views."
+    if tape.k == 1:
+        return rows.reshape(tape.b, -1, rows.shape[-1])
     split = rows.reshape(tape.k, tape.b, -1, rows.shape[-1])
     return split.transpose(0, 1).flatten(1, 2)
 
 
 def _product_back(tape, weight, bias, x, g):
     "Note the gradients of a product with a weight, whoever holds it."
-    x, g = _by_position(x, tape), _by_position(g, tape)
-    if _learns(bias):
-        tape.add(bias, KeptGradients(g.sum(1, dtype=at_least_float32(g.dtype))))
+    rows = LinearWeight(_by_position(x, tape), _by_position(g, tape))
     if _learns(weight):
-        tape.add_weight(weight, LinearWeight(x, g))
+        tape.add_weight(weight, rows)
+    if _learns(bias):
+        tape.add(bias, KeptGradients(rows.bias_gradients()))
 
 
 def _linear_back(tape, m, x, g, y):

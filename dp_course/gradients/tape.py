@@ -8,6 +8,7 @@ __all__ = ['PRECISIONS', 'refuse_statistics', 'refuse', 'Tape', 'swapped', 'call
            'has_bfloat16', 'bf16_product_ratio', 'gains_from_bfloat16', 'bf16_engine', 'settled_precision']
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #d303a903
+import math
 import statistics
 import time
 from collections import Counter
@@ -27,18 +28,20 @@ from .dpsgd import trainable
 from .layers import GhostNorm, KeptGradients, at_least_float32, rule_of
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #dad226ec
-def _refuse_hooks(model):
-    for name, p in model.named_parameters():
-        if p.requires_grad and p._backward_hooks:
+def _refuse_hooks(m, path):
+    for name, p in m._parameters.items():
+        if p is not None and p.requires_grad and p._backward_hooks:
+            name = f"{path}.{name}".lstrip(".")
             raise ValueError(f"parameter {name} has a hook, which would change its gradient after "
                              "the clipping; remove it, and change the clipped sum instead")
 
 
 def _refuse_computed(m, who):
     "Refuse a weight that is no parameter: a rule would read it and never see its gradient."
-    if rule_of(m) is None:
+    found = {"weight", "bias"} & m.__dict__.keys()
+    if not found or rule_of(m) is None:
         return
-    for name in {"weight", "bias"} & m.__dict__.keys():
+    for name in found:
         t = m.__dict__[name]
         learns = any(p.requires_grad for p in m.parameters())
         if t is not None and (t.requires_grad or learns):
@@ -55,10 +58,10 @@ def refuse_statistics(
     "Refuse a layer that computes with the whole batch, or keeps statistics of it."
     # ValueError
     tracks = getattr(m, "track_running_stats", False)
-    batch_norm = isinstance(m, nn.modules.batchnorm._BatchNorm)
+    if not (tracks or isinstance(m, nn.modules.batchnorm._BatchNorm)):
+        return
     learns = any(p.requires_grad for p in m.parameters(recurse=False))
-    fixed = tracks and not learns and not m.training
-    if (tracks or batch_norm) and not (idle and fixed):
+    if not (idle and tracks and not learns and not m.training):
         raise ValueError(f"{who} computes with the whole batch or keeps running statistics of "
                          "private data: put nn.GroupNorm there")
 
@@ -86,11 +89,12 @@ def refuse(
 ):
     "Refuse by name what has no per-example gradient, or one that no rule could see."
     # ValueError: parameter hooks, computed weights, BatchNorm, fused recurrent layers, max_norm
-    _refuse_hooks(model)
     for path, m in model.named_modules():
-        who = f"{path or 'the model'} is {type(m).__name__}: "
+        name, kind = path or "the model", type(m).__name__
+        who = f"{name} is {kind}: "
+        _refuse_hooks(m, path)
         _refuse_computed(m, who)
-        refuse_statistics(m, f"{path or 'the model'} ({type(m).__name__})")
+        refuse_statistics(m, f"{name} ({kind})")
         _refuse_recurrent(m, who)
         _refuse_embeddings(m, who)
 
@@ -107,7 +111,7 @@ class Tape:
         self.b, self.k, self.rows = b, k, b*k
         self.method = method
         self.params = trainable(model)
-        self.paths = {id(m): path or "the model" for path, m in model.named_modules()}
+        self.modules = {m: path or "the model" for path, m in model.named_modules()}
         self.uses = Counter()  # id of a parameter -> how many layers used it
         self.pieces = {}       # id of a parameter -> piece
         self.copies = []       # (parameter, one copy per row), for modules without a rule
@@ -118,7 +122,7 @@ class Tape:
 
     def name(self, m):
         "Name a module by its path and type."
-        return f"{self.paths[id(m)]} ({type(m).__name__})"
+        return f"{self.modules[m]} ({type(m).__name__})"
 
     def check_rows(self, m, x):
         "Refuse what does not have one row per example."
@@ -153,10 +157,10 @@ class Tape:
 
     def norms(self):  # (l,b) float64
         "Norms per parameter and example, zero where a parameter was not used."
-        unused = torch.zeros(self.b, dtype=torch.float64, device=self.anchor.device)
         pieces = [self.pieces.get(id(p)) for p in self.params.values()]
-        squares = [unused if q is None else q.squared_norms().double() for q in pieces]
-        return torch.stack(squares).sqrt()
+        squares = [torch.zeros(self.b, dtype=torch.float64, device=self.anchor.device)
+                   if q is None else q.squared_norms().double() for q in pieces]
+        return torch.stack(squares).sqrt_()
 
     def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
         "Weighted sums of all gradients, in float64."
@@ -191,10 +195,8 @@ def _used_below(m):
 
 def _writes(m):
     "Does this module need a forward that writes on the tape?"
-    if _never_called(m):
-        return False
-    own = _own(m)
-    return bool(own) and not own <= _used_below(m)
+    own = set() if _never_called(m) else _own(m)
+    return bool(own) and not (m._modules and own <= _used_below(m))
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #b7016748
 @contextmanager
@@ -225,7 +227,7 @@ def _layer(tape, m, rule, forward, *args, **kwargs):
     "The forward of a layer while an engine runs."
     if tape.alone:
         return forward(*args, **kwargs)
-    _refuse_computed(m, f"{tape.paths[id(m)]} is {type(m).__name__}: ")
+    _refuse_computed(m, f"{tape.modules[m]} is {type(m).__name__}: ")
     own = getattr(forward, "__func__", None) is not type(m).forward  # somebody put it in its place
     names = attention = None
     if rule is None and not own:
@@ -233,7 +235,8 @@ def _layer(tape, m, rule, forward, *args, **kwargs):
         attention = self_attention_of(m, args, kwargs)
     if names is not None:
         return with_copies(tape, m, names, forward, args, kwargs)
-    for p in m.parameters(recurse=rule is None and attention is None):
+    used = m.parameters() if rule is None and attention is None else m._parameters.values()
+    for p in used:
         tape.uses[id(p)] += 1
     if attention is not None:
         return self_attention(tape, m, attention)
@@ -364,12 +367,24 @@ def eager(model):
         yield
 
 
-def _backward(tape, loss):
+def _without_autocast(tape):
+    "A context in which nothing is cast."
+    device = tape.anchor.device.type
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+def _backward(tape, losses):
     "Let the gradient pass by all layers, and refuse what it found elsewhere."
     copies = list(tape.copies)
     wanted = [tape.anchor, *(copy for _, copy in copies), *tape.params.values()]
-    with torch.autocast(tape.anchor.device.type, enabled=False):
-        found = torch.autograd.grad(loss + 0*tape.anchor, wanted, allow_unused=True)[1:]
+    with _without_autocast(tape):
+        found = [None]*len(wanted)
+        if losses.requires_grad:  # does any parameter matter?
+            each = torch.ones_like(losses)
+            each = each if tape.k == 1 else each/tape.k
+            found = torch.autograd.grad(losses, wanted, each, allow_unused=True)
+        _, *found = found
     for name, gradient in zip(tape.params, found[len(copies):]):
         if gradient is not None:
             raise ValueError(f"parameter {name} is used outside the forward of the module that "
@@ -394,7 +409,7 @@ def forward_backward(
     tape = tape_of(model, b, k, method)
     with eager(model), torch.enable_grad(), swapped(model, tape):
         losses = losses_of(loss_fn, call_model(model, rows), labels, tape.rows)
-        _backward(tape, losses.sum()/k)  # within: a checkpoint runs forwards again
+        _backward(tape, losses)  # within: a checkpoint runs forwards again
     return tape
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #0e1f8519
@@ -403,17 +418,18 @@ def clip_factors(
     clip,  # norms (l,b) -> factors (l,b)
 ):         # factors (l,b) float64, norms (l,b) float64, bad (b) or None
     "Turn norms into factors; an example with a NaN or an infinity anywhere counts nothing."
-    with torch.autocast(tape.anchor.device.type, enabled=False):
+    with _without_autocast(tape):
         norms = tape.norms()
+        if math.isfinite(norms.sum()):  # then all of them are
+            return clip(norms), norms, None
         finite = norms.isfinite().all(0)
-        factors = torch.where(finite, clip(norms), 0.)
-    return factors, norms, None if finite.all() else ~finite
+        return torch.where(finite, clip(norms), 0.), norms, None if finite.all() else ~finite
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #fca232f5
 def clipped(tape, clip):
     "Give the clipped sum, in float64, and the norms that decided on it."
     factors, norms, bad = clip_factors(tape, clip)
-    with torch.autocast(tape.anchor.device.type, enabled=False):
+    with _without_autocast(tape):
         return tape.total(factors, bad), norms.to(tape.dtype)
 
 
@@ -437,7 +453,7 @@ def one_pass(
 ):           # dict name -> clipped sum; norms (l,b)
     "Clip and add up in one forward and one backward pass."
     refuse(model)
-    if not count(x) or not trainable(model):
+    if not count(x) or not any(p.requires_grad for p in model.parameters()):
         return nothing(model, x)
     return clipped(forward_backward(model, loss_fn, x, y, method), clip)
 
