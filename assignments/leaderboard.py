@@ -70,7 +70,8 @@ def hand_in(
     folder.mkdir(parents=True, exist_ok=True)
     trainer = _prepared(config)
     record = Record(folder/"record.jsonl")
-    record.write("start", **start_line(config, trainer, None, 0))
+    record.write("start", **start_line(config, trainer, None, 0),
+                 stream=trainer._secret.fingerprint)  # whose record it is
     began = time.perf_counter()
     trainer.fit()
     seconds = time.perf_counter() - began
@@ -125,12 +126,21 @@ class Submission:
         _need(len(record) > 1 and record[-1]["kind"] == "end", "the record has no last line")
         return cls(folder, record, release, state)
 
+    @cached_property
+    def ledger(self):
+        "Entries of the file beside the checkpoint."
+        lines = map(json.loads, Journal(self.folder/"checkpoint").entries())
+        return {Entry(*line) for line in lines if line[0] != "run"}
+
+    @cached_property
+    def book(self):
+        "Entries that the checkpoint was written with."
+        return {Entry(*entry) for entry in self.state["book"]["entries"]}
+
     @property
     def entries(self):
         "Of the checkpoint, and what was spent after it."
-        lines = map(json.loads, Journal(self.folder/"checkpoint").entries())
-        later = [line for line in lines if line[0] != "run"]
-        return list({Entry(*entry) for entry in [*self.state["book"]["entries"], *later]})
+        return list(self.book | self.ledger)
 
     @property
     def steps(self):
@@ -184,6 +194,11 @@ def check_story(it):
           f"forged: the record says {end['computed']} steps, the ledger {len(steps)}")
     wrong = {(e.q, e.sigma) for e in steps} - {(plan.q, plan.sigma)}
     _need(not wrong, f"forged: steps at (q, sigma) = {wrong}, not ({plan.q:.6g}, {plan.sigma:.6g})")
+    lost = len(it.book - it.ledger)
+    _need(not lost, f"forged: the ledger lacks {lost} of the {len(it.book)} entries that the "
+          "checkpoint was written with: it was cut or edited")
+    stream = SecretSeed(*it.state["seed"][:2]).fingerprint
+    _need(it.record[0].get("stream") == stream, "forged: the record is that of another run")
     _need(it.release["statement"] == end["statement"], "forged: record and release state another "
           "guarantee")
 

@@ -10,7 +10,11 @@ copyright = "2026 onwards, the dp_course founders"
 extensions = ["myst_nb"]
 html_theme = "furo"
 html_title = "dp_course"
-html_favicon = "static/icon.svg"
+html_favicon = html_logo = "static/icon.svg"
+html_theme_options = {mode: {"color-brand-primary": colour, "color-brand-content": colour,
+                             "color-brand-visited": colour}
+                      for mode, colour in (("light_css_variables", "#0072b2"),
+                                           ("dark_css_variables", "#56b4e9"))}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -181,6 +182,25 @@ def signature(thing, method=False):
     return str(said.replace(parameters=parameters))
 
 
+@cache
+def classes():
+    "name -> whole name of every class that has a page."
+    found = {}
+    for module, _ in modules():
+        own = importlib.import_module(f"dp_course.{module}")
+        found |= {name: f"{own.__name__}.{name}" for name in own.__all__ if inspect.isclass(
+            getattr(own, name)) and getattr(own, name).__module__ == own.__name__}
+    return found
+
+
+def linked(text):
+    "Markdown whose types lead to their pages."
+    def link(found):
+        whole = classes().get(found[1])
+        return f"{{py:class}}`{found[1]} <{whole}>`" if whole else found[0]
+    return re.sub(r"`(\w+)`", link, text)
+
+
 def described(text):
     "A docstring as `dp_course.docs` completes it, in Markdown with fields."
     parts, fields = [], []
@@ -189,9 +209,9 @@ def described(text):
         if head == "Parameters":
             for row in body.splitlines():
                 name, _, comment = row.strip().partition(" ")
-                fields.append(f":param {name}: {escaped(comment.strip())}")
+                fields.append(f":param {name}: {linked(escaped(comment.strip()))}")
         elif head == "Returns":
-            fields.append(f":returns: {escaped(body.strip())}")
+            fields.append(f":returns: {linked(escaped(body.strip()))}")
         else:
             parts.append("\\\n".join(map(escaped, part.splitlines())))
     return "\n\n".join([*parts[:1], "\n".join(fields), *parts[1:]]).strip()
@@ -203,7 +223,7 @@ def directive(kind, name, inside, ticks):
 
 
 def methods(cls):
-    "Public methods and properties that say what they do."
+    "(name, entry) of public methods and properties that say what they do."
     for name, thing in vars(cls).items():
         kind = {classmethod: "classmethod", staticmethod: "staticmethod",
                 property: "property"}.get(type(thing), "method")
@@ -211,12 +231,26 @@ def methods(cls):
         known = inspect.isfunction(inner) or kind == "property"
         if known and not name.startswith("_") and inner.__doc__:
             said = "" if kind == "property" else signature(inner, kind != "staticmethod")
-            yield directive(kind, name + said, described(inner.__doc__), 4)
+            yield name, directive(kind, name + said, described(inner.__doc__), 4)
+
+
+def all_methods(cls):
+    "Entries of a class's methods, and of those of its bases: whole where the base has no page."
+    known = set()
+    for base in cls.__mro__:
+        found = {n: said for n, said in methods(base) if n not in known}
+        known |= set(vars(base))
+        if base is cls or base.__module__ == cls.__module__ and base.__name__.startswith("_"):
+            yield from found.values()
+        elif found and base.__module__.startswith("dp_course."):
+            whole = f"{base.__module__}.{base.__name__}"
+            links = ", ".join(f"{{py:obj}}`{n} <{whole}.{n}>`" for n in found)
+            yield f"From {{py:class}}`{base.__name__} <{whole}>`: {links}."
 
 
 def entry(name, thing):
     if inspect.isclass(thing):
-        inside = "\n\n".join([described(thing.__doc__), *methods(thing)])
+        inside = "\n\n".join([described(thing.__doc__), *all_methods(thing)])
         said = signature(thing).removesuffix(" -> None")
         return directive("class", name + said, inside, 5)
     if inspect.isfunction(thing):

@@ -261,6 +261,23 @@ def test_a_forged_noise_is_refused_with_the_numbers(changed):
     assert "forged: sigma is 4.44998 in the record, 2.22499 in the checkpoint" in refusals(changed)
 
 
+def test_a_record_of_another_run_is_refused(changed):
+    "Also one with the same settings, which says nearly the same."
+    def change(line):
+        if line["kind"] == "start":
+            line["stream"] = "0"*len(line["stream"])
+    reseal(changed, change)
+    assert refusals(changed) == "forged: the record is that of another run"
+
+
+def test_a_ledger_that_was_cut_is_refused(changed):
+    "At the end of a line, so that every line is whole."
+    path = changed/"checkpoint.ledger"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-5]))
+    assert refusals(changed) == ("forged: the ledger lacks 5 of the 72 entries that the checkpoint "
+                                 "was written with: it was cut or edited")
+
+
 def with_weights(folder, by):
     "Move the released weights by normal numbers of some size."
     from dp_course.training import save_atomic

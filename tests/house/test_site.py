@@ -185,6 +185,17 @@ def test_reference_says_what_help_says(read):
         assert said in words
 
 
+def test_a_class_shows_what_it_inherits_and_links_its_types(read):
+    "Methods of a private base stand on its page; those of a public one, and types, are links."
+    assert {"dp_course.training.callbacks.EMA.evaluate",
+            "dp_course.training.callbacks.TailAverage.evaluate"} <= (
+                read["api/training.callbacks.html"].anchors)
+    trainer = "training.trainer.html#dp_course.training.trainer.Trainer"
+    assert {trainer, f"{trainer}.fit", f"{trainer}.t"} <= set(
+        read["api/training.processes.html"].links)
+    assert any(link.endswith("Examples") for link in read["api/training.trainer.html"].links)
+
+
 def test_search_knows_the_words(site):
     index = (site/"html/searchindex.js").read_text(encoding="utf-8")
     for word in ("clip", "poisson", "04_sampling", "api/privacy.accounting"):
