@@ -10,7 +10,7 @@ copyright = "2026 onwards, the dp_course founders"
 extensions = ["myst_nb"]
 html_theme = "furo"
 html_title = "dp_course"
-html_favicon = html_logo = "static/icon.svg"
+html_favicon = "static/icon.svg"
 html_theme_options = {mode: {"color-brand-primary": colour, "color-brand-content": colour,
                              "color-brand-visited": colour}
                       for mode, colour in (("light_css_variables", "#0072b2"),

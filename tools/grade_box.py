@@ -87,6 +87,8 @@ def _mounts(folder, more, megabytes):
     data = Path(os.environ.get("DP_COURSE_DATA") or Path.home()/".cache/dp_course")
     if data.exists():
         binds += ["--ro-bind", str(data.resolve()), DATA]
+        if (data/"ledgers").exists():  # of the teacher's own runs
+            binds += ["--size", "4096", "--tmpfs", f"{DATA}/ledgers"]
     mine = ["--ro-bind", str(folder), GIVEN, "--size", str(megabytes*2**20), "--tmpfs", WORK]
     return [*system, *small, *binds, *mine, "--remount-ro", "/", "--chdir", WORK]
 

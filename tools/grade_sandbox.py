@@ -103,10 +103,13 @@ class Remote:
     def __call__(self, *args):
         import torch
         judge, began = self.judge, time.monotonic()
+        if judge.slow:  # it would be interrupted again: the time is for the questions after this
+            raise raised(*judge.slow)
         said = judge.ask("call", self.__name__, args, torch.initial_seed(), judge.seconds_left())
         judge.used += time.monotonic() - began
         print(str(said.get("printed", ""))[:1000], end="")
         if "raised" in said:
+            judge.slow = said["raised"] if said["raised"][0] == "TooMuch" else None
             raise raised(*map(str, said["raised"]))
         return decode(said["value"])
 
@@ -118,6 +121,7 @@ class Judge:
         from IPython.core.interactiveshell import InteractiveShell
         self.channel, self.limits, self.fresh = channel, job["limits"], job["fresh"]
         self.dumps, self.used, self.shell, self.room = cloudpickle.dumps, 0., None, MOST
+        self.slow = None  # what was said when a call was interrupted
         if not self.fresh:
             for module in import_checks():
                 cloudpickle.register_pickle_by_value(module)
@@ -136,7 +140,7 @@ class Judge:
         names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
         for name in names - set(vars(builtins)):
             self.shell.user_ns[name] = Remote(self, name)
-        self.used = 0.
+        self.used, self.slow = 0., None
         cell = dict(source=code, grade=True)
         return run_cell(self.shell, cell, {**self.limits, "cell_seconds": 0})
 

@@ -768,6 +768,7 @@ ESCAPES = {  # what -> Python that says how far it came; PermissionError and the
     "more rights": "libc('prctl', 47, 2, 21, 0, 0)",
     "a file with another owner's rights": "os.chmod(os.path.join(given, '.'), 0o4777)",
     "home": "open('/root/.bashrc')",
+    "the teacher's ledgers": "os.listdir('/box/data/ledgers')[0]",
     "other mounts": "[m for m in open('/proc/mounts') if ' / ' in m and ' rw' in m][0]",
     "a second library of the course": "open(root + '/dp_course/basics.py', 'a')",
 }
@@ -880,6 +881,24 @@ def test_answers_travel_as_plain_data():
     for bad in (short, {"word": "x"}, {"a": 1, "b": 2}):
         with pytest.raises((ValueError, RuntimeError, KeyError)):
             grade_sandbox.decode(bad)
+
+
+def test_a_function_that_was_interrupted_is_not_called_again():
+    "Its question is lost; the time is for those after it."
+    class Judge:
+        slow, used, asked = None, 0., 0
+
+        def seconds_left(self):
+            return 9
+
+        def ask(self, *message):
+            self.asked += 1
+            return {"raised": ["TooMuch", "more time than a cell may take"]}
+    judge = Judge()
+    for _ in range(3):
+        with pytest.raises(Exception, match="more time than a cell may take"):
+            grade_sandbox.Remote(judge, "leak")(.5)
+    assert judge.asked == 1
 
 
 def test_errors_keep_their_names():
