@@ -78,3 +78,59 @@ def test_the_pictures_of_readme_are_light_and_described():
         assert (ROOT/place).stat().st_size < 200_000
         said = re.search(rf"!\[([^\]]+)\]\((docs/)?{place.removeprefix('docs/')}\)", text)
         assert len(said[1].split()) > 15
+
+
+# --- a number in the prose of a lesson is the number of an output
+
+
+LESSONS = [path for path in NOTEBOOKS if re.match(r"0[0-8]_", path.stem)]
+DECIMAL = r"(?<![\w.^/-])(\d[\d,]*\.\d+|\.\d+)(?![\w.]*\d)"
+ELSEWHERE = {  # worked out in the sentence, read off a figure or a record, or rounded downwards
+    "01_definition": "26.9 0.004 1.86 0.045 1.5", "02_by_hand": "2.4 0.04",
+    "03_cost": "0.86 2.2 4.2 3.6", "04_sampling": "7.82 .96 5.95 0.0085 12.2",
+    "06_normalization": "71.2 0.002 0.0035", "07_fast_gradients": "3.7 1.64 .87 .82 .71",
+    "08_clipping": "0.04 3.95 0.08 4.7 1.6 1.105 46.94"}
+
+
+def decimals(text):
+    "Numbers with a decimal point; not those of code, formulas, links and preprints."
+    code = r"(?s)`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)]*\)|arXiv [\d.]+"
+    bare = re.sub(code, " ", text)
+    return [found.replace(",", "") for found in re.findall(DECIMAL, bare)]
+
+
+def printed(cells):
+    "Every number of the outputs and the code."
+    texts = [cell.source for cell in cells if cell.cell_type == "code"]
+    for output in (out for cell in cells for out in cell.get("outputs", ())):
+        data = output.get("data", {})
+        texts += [output.get("text", ""), data.get("text/plain", ""), data.get("text/markdown", "")]
+    found = re.findall(r"(?<![\w.])\d[\d_,]*\.?\d*(?:e[-+]?\d+)?|\.\d+", "\n".join(texts))
+    return [float(re.sub("[_,]", "", number)) for number in found]
+
+
+def unsaid(cells):
+    "Decimal numbers of the prose that no output rounds to, as they are or in percent."
+    seen = printed(cells)
+    prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+    def rounds(number):
+        half = .5001*10**-len(number.split(".")[1])
+        return any(abs(scale*value - float(number)) <= half for value in seen for scale in (1, 100))
+    return {number for number in decimals(prose) if not rounds(number)}
+
+
+@pytest.mark.parametrize("path", LESSONS, **name_of)
+def test_a_decimal_number_in_prose_stands_in_an_output(path):
+    known = ELSEWHERE.get(path.stem, "").split()
+    assert unsaid(nbformat.read(path, 4).cells) == set(known)
+
+
+def test_a_number_of_another_run_is_noticed():
+    code = nbformat.v4.new_code_cell("accuracy(model)")
+    code.outputs = [nbformat.v4.new_output("execute_result", {"text/plain": "0.2074"})]
+
+    def left(text):
+        return unsaid([code, nbformat.v4.new_markdown_cell(text)])
+    assert left("0.209 at best, 20.9 %.") == {"0.209", "20.9"}
+    assert not left("0.207, 20.7 % or 0.21; `0.5`, $0.5$, arXiv 1607.00133")
