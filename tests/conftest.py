@@ -1,13 +1,12 @@
 "Fixtures that several test modules share."
 import os
 import zlib
-from functools import partial
-from types import FunctionType
 
 import matplotlib
 import numpy as np
 import pytest
 import torch
+from proved import once
 
 from dp_course.training import trainer
 
@@ -43,46 +42,13 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def contents(value, seen=()):
-    "What a thing consists of, as something to compare; numbers of a tensor by their checksum."
-    if isinstance(value, torch.Tensor):
-        numbers = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        return value.shape, value.dtype, value.requires_grad, zlib.crc32(numbers)
-    if id(value) in seen:
-        return "itself"
-    seen = (*seen, id(value))
-    if isinstance(value, dict):
-        return tuple((key, contents(v, seen)) for key, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value), *(contents(v, seen) for v in value)
-    if isinstance(value, partial):
-        return partial, contents([value.func, value.args, value.keywords], seen)
-    if hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType)):
-        return type(value), contents(vars(value), seen)
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return value
-
-
 _PROVED = set()
 
 
 @pytest.fixture
 def proved_once(monkeypatch):
-    """For modules that are not about the proof: what was proved is not proved again.
-
-    Only the very same engine, weights, loss, data and clip count as the same; a third of a second.
-    """
-    prove = trainer.prove_separate
-
-    def proved(*parts, **more):
-        told = contents([parts, more])
-        if told not in _PROVED:
-            prove(*parts, **more)
-            _PROVED.add(told)
-    monkeypatch.setattr(trainer, "prove_separate", proved)
+    "For modules that are not about the proof: what was proved in this worker is not proved again."
+    monkeypatch.setattr(trainer, "prove_separate", once(trainer.prove_separate, _PROVED))
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 "The small tools of notebook 00: comparisons, bars, devices, the allocator."
+import math
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import textwrap
 
 import pytest
 import torch
+from proved import once
 
 from dp_course.basics import (
     check,
@@ -184,20 +186,34 @@ def test_keep_memory_is_harmless_elsewhere(monkeypatch):
     assert keep_memory() is False
 
 
-def test_a_proof_is_spared_for_the_very_same_network_alone(request, monkeypatch):
+def test_a_proof_is_spared_for_a_network_of_the_same_form_alone(request, monkeypatch):
     "What `proved_once` takes for the same: anything else is proved."
     proved = []
     monkeypatch.setattr(trainer, "prove_separate", lambda *parts, **more: proved.append(parts))
     request.getfixturevalue("proved_once")
     plan = PrivacyPlan(n=6, batch_size=3, steps=1, eps=3., delta=1e-5)
 
-    def begin(weight=.123, label=1, **options):
-        net = torch.nn.Linear(4, 2)
+    def begin(weight=.123, label=1, wide=2, **options):
+        net = torch.nn.Linear(4, wide)
         for p in net.parameters():
             torch.nn.init.constant_(p, weight)
         trainer.Trainer(net, (torch.ones(6, 4), torch.tensor([0, label]*3)), plan, **options)
         return len(proved)
-    assert begin() == begin() == 1
-    others = dict(weight=2.), dict(label=0), dict(clip=FlatClip(2.)), dict(engine=loop_grad_sum)
-    assert [begin(**other) for other in others] == [2, 3, 4, 5]
-    assert [begin(**other) for other in others] == [5]*4
+    assert begin() == begin() == begin(weight=2.) == 1
+    others = (dict(weight=-2.), dict(weight=0.), dict(weight=math.nan), dict(label=0),
+              dict(wide=3), dict(clip=FlatClip(2.)), dict(engine=loop_grad_sum))
+    assert [begin(**other) for other in others] == [2, 3, 4, 5, 6, 7, 8]
+    assert [begin(**other) for other in others] == [8]*7
+
+
+def test_a_refusal_is_not_remembered():
+    asked = []
+
+    def prove(what):
+        asked.append(what)
+        raise ValueError
+    proof = once(prove, set())
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            proof(1)
+    assert asked == [1, 1]

@@ -16,6 +16,8 @@ from dp_course.data import load
 from dp_course.privacy import epsilon
 from dp_course.training import flat_row, read_record, read_runs, run_file, sweep
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import classes, clipping, falling, harness, kernels, scaling, tricks, views  # noqa: E402
 

@@ -42,6 +42,8 @@ from dp_course.training import (
     start_line,
 )
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 NAMES = ["loop_grad_sum", "hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum",
          "bookkeeping_grad_sum", "fast_grad_sum"]
 ENGINES = [loop_grad_sum, *(getattr(gradients, name) for name in NAMES[1:])]

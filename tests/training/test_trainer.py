@@ -25,6 +25,8 @@ from dp_course.training import (
     squared_error,
 )
 
+pytestmark = pytest.mark.usefixtures("proved_once")
+
 plan_of = partial(PrivacyPlan, n=12, batch_size=4, eps=3., delta=1e-5, accountant=RDPAccountant)
 sgd = partial(torch.optim.SGD, lr=1.)
 
