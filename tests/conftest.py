@@ -1,21 +1,27 @@
 "Fixtures that several test modules share."
 import os
+import sys
 import zlib
 
-import matplotlib
-import numpy as np
 import pytest
-import torch
-from proved import once
 
-from dp_course.training import trainer
+# nbformat loads it: grammars of web addresses, two seconds of each worker, and no notebook has any
+sys.modules["rfc3987_syntax"] = None
 
-matplotlib.use("Agg")
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+
+def pytest_configure(config):
+    "Whoever only hands tests to workers needs no torch: four seconds."
+    worker = hasattr(config, "workerinput")
+    if worker or not config.getoption("numprocesses", None):
+        import matplotlib
+        import torch
+        matplotlib.use("Agg")
+        torch.set_num_threads(1 if worker else 2)
 
 
 def pytest_collection_modifyitems(items):
     "Leave out what is slow, or needs a GPU that is not here."
+    import torch
     later = pytest.mark.skip(reason="slow: make test-slow runs it")
     lacking = pytest.mark.skip(reason="there is no GPU")
     for item in items:
@@ -28,6 +34,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def a_seed_of_its_own(request):
     "Random draws depend on the test's name, not on which tests ran before it on this machine."
+    import numpy as np
+    import torch
     seed = zlib.crc32(request.node.nodeid.encode())
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -36,6 +44,7 @@ def a_seed_of_its_own(request):
 @pytest.fixture(scope="module")
 def one_thread():
     "For `pytest.mark.usefixtures`: a module whose sums must not depend on the number of threads."
+    import torch
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -48,6 +57,9 @@ _PROVED = set()
 @pytest.fixture
 def proved_once(monkeypatch):
     "For modules that are not about the proof: what was proved in this worker is not proved again."
+    from proved import once
+
+    from dp_course.training import trainer
     monkeypatch.setattr(trainer, "prove_separate", once(trainer.prove_separate, _PROVED))
 
 

@@ -40,6 +40,7 @@ import wrong_handins  # noqa: E402
 from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
 
 CHECKS = dict(a1=a1, a2=a2, a3=a3, a4=a4, a5=a5)
+pytestmark = pytest.mark.usefixtures("proved_once")
 SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
 needs_nbgrader = pytest.mark.skipif(
     not importlib.util.find_spec("nbgrader") or "DP_COURSE_SLOW" not in os.environ,

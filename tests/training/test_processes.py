@@ -40,6 +40,7 @@ from dp_course.training import (
     shard,
 )
 
+pytestmark = pytest.mark.usefixtures("proved_once")
 if sys.platform == "linux":  # a machine without network may not know its own name
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 ROOT = Path(__file__).resolve().parents[2]
