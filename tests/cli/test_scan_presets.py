@@ -211,6 +211,7 @@ def test_only_what_learns_moves_and_alike_for_two_seeds(ended):
         assert (len(moved) > 2) == (name == "oct-norms-eps8-fast")
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_dice(capsys, tmp_path):
     words = ["oct-patients-eps8-fast", "--seed", "0", "--out", str(tmp_path)]
     assert main([*words, "--steps", "1"]) == 0

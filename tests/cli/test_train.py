@@ -489,7 +489,7 @@ FAST = [f"{name}-fast" for name in PRESETS]
 KINDS = {bare(name): name for name in FAST}  # other budgets are the same code
 
 
-QUICK = ("digits", "public-max100", "scatter-linear", "shoe-mnist", "oct-head", "report-v1")
+QUICK = ("digits", "public-max100", "scatter-linear", "shoe-mnist", "oct-head", "report-v1-fast")
 
 
 @pytest.mark.parametrize("name", [

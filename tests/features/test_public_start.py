@@ -422,6 +422,7 @@ def test_photographs_become_features_once(tmp_path, monkeypatch):
     assert torch.equal(P.public_featured(photographs()).train_x, first.train_x)
 
 
+@pytest.mark.slow
 def test_the_head_of_a_public_start_learns_first(tmp_path):
     public = encoder_of_public_net(tmp_path/"a.pt", channels=1)
     config = make_config("public-all-eps2-fast", start=str(tmp_path/"a.pt"), head_steps=1)
