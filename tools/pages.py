@@ -27,7 +27,7 @@ WAYS = """{.button}
 [Read lesson 00](00_start.ipynb)
 
 {.ways}
-- **Learn.** Eighteen lessons, each with exercises that answer: [00](00_start.ipynb) to [17](17_segmentation.ipynb). `make lab` opens your own copy, to run and to change.
+- **Learn.** Lessons from [00](00_start.ipynb) on, each with exercises that answer. `make lab` opens your own copy, to run and to change.
 - **Use.** Train your own model: [I want ...](i_want.md), [From Opacus](from_opacus.md), [all commands](commands.md), and what every function takes: [modules](api/index.md).
 - **Teach.** Assignments with hidden checks, plans for six weeks or two days: [teaching](teaching.md)."""  # noqa: E501
 

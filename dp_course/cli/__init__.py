@@ -6,13 +6,13 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "command": """
         Job OPTIONS make_parser parse read_settings""",
     "comparisons": """
-        OPEN PUBLISHED REPORT Row SOURCES Summary Table alike compare find_record full_ladder
+        OPEN PUBLISHED REPORT Rung SOURCES Summary Table alike compare find_record full_ladder
         grouped images_of not_run_yet plot_ladder plot_record plot_records plot_traces read_all
         results_table row_name rung source_of summarize""",
     "config": """
-        CHOICES Config NoPrivacy check_types config_of eps_words finite first_line lr_at
-        make_config make_plan make_schedule marked overrides_of planned_steps promises run_name
-        told_by""",
+        CHOICES Config NoPrivacy check_types config_of eps_words first_line had_noise
+        inf_for_null label_no_privacy make_config make_plan make_schedule null_for_inf
+        overrides_of planned_steps run_name""",
     "estimates": """
         CLASSES SHORT image_seconds in_words is_there list_presets missing_start record_words
         rehearse run_images stand_in step_seconds""",

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCES', 'OPEN', 'REPORT', 'PUBLISHED', 'find_record', 'read_all', 'row_name', 'alike', 'grouped', 'images_of',
            'Summary', 'summarize', 'not_run_yet', 'Table', 'results_table', 'compare', 'plot_record', 'plot_records',
-           'plot_traces', 'Row', 'source_of', 'rung', 'full_ladder', 'plot_ladder']
+           'plot_traces', 'Rung', 'source_of', 'rung', 'full_ladder', 'plot_ladder']
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #28e7aa54
 import json
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..basics import PALETTE, figure, panels
-from .config import first_line, make_config, overrides_of, promises, told_by
+from .config import first_line, make_config, overrides_of, had_noise, inf_for_null
 from ..features import PUBLIC
 from ..training import distinct, leading, mean_std, read_record, run_file, settings, stated
 
@@ -46,7 +46,7 @@ def read_all(
             stated(lines, "started", "init_seed")  # they tell such runs apart
         end = lines[-1]
         known = [end.get(key) for key in ("test_accuracy", "eps_pld", "seconds")
-                 if key != "eps_pld" or promises(start)]
+                 if key != "eps_pld" or had_noise(start)]
         if end.get("finished") and None not in known:
             runs.append(lines)
             continue
@@ -164,7 +164,7 @@ def summarize(
                          "settings(record)")
     kept = distinct(records)
     start = first_line(kept[0], "config", "data", "plan")
-    ends = [told_by(record[-1]) for record in kept]
+    ends = [inf_for_null(record[-1]) for record in kept]
     scores, shares = zip(*map(leading, ends))
     mean, std = mean_std(100*share for share in shares)
     seconds = [end["seconds"] for end in ends]
@@ -276,7 +276,7 @@ def plot_record(
     names, shares = zip(*map(leading, rows.values())) if rows else (["test accuracy"], [])
     accuracy = [100*share for share in shares]
     spent = [0, *(row.get("eps", row.get("eps_pld", math.nan)) for row in rows.values())]
-    private = promises(start)
+    private = had_noise(start)
     got = f"{accuracy[-1]:.1f} % at the last step" if rows else "no step yet"
     beyond = textwrap.fill(_words(overrides_of(start.get("config") or {})), 50)
     titles = (f"{start['preset']}: {got}\n{beyond}".strip(),
@@ -348,7 +348,7 @@ def plot_traces(
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #e643efe3
 @dataclass(frozen=True)
-class Row:
+class Rung:
     "One test accuracy on CIFAR-10, with its eps, its network and its images."
     source:str               # a key of `SOURCES`
     name:str                 # method or preset
@@ -370,16 +370,16 @@ SOURCES = {  # where a row comes from -> its colour; in the order of a ladder
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #dbf68eb4
 def _rows(
-    source,  # as of a `Row`
+    source,  # as of a `Rung`
     text,    # a line per row: name | model | eps | accuracy +- std | images | note
-):           # tuple of `Row`
+):           # tuple of `Rung`
     "Read a table that people can read too."
     rows = []
     for line in text.strip().splitlines():
         name, model, eps, result, images, note = (cell.strip() for cell in line.split("|"))
         accuracy, _, std = result.partition("+-")
         numbers = float(eps), float(accuracy), float(std or "nan")
-        rows.append(Row(source, name, model, *numbers, note, images))
+        rows.append(Rung(source, name, model, *numbers, note, images))
     return tuple(rows)
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #79f7c4b2
@@ -424,17 +424,17 @@ def source_of(
 
 def rung(
     found,  # `Summary`
-):          # `Row`
+):          # `Rung`
     "Make a rung of a summary."
     note = f"{found.runs} seed" + "s"*(found.runs != 1) if found.runs else "not run yet"
     source = source_of(found.preset, found.eps)
-    return Row(source, found.name, found.model, found.eps, found.mean, found.std, note,
+    return Rung(source, found.name, found.model, found.eps, found.mean, found.std, note,
                found.images)
 
 
 def full_ladder(
     summaries,
-):  # list of `Row`: the report's, ours, the published
+):  # list of `Rung`: the report's, ours, the published
     "Put our rows on CIFAR-10 between the report and the literature."
     ours = [rung(found) for found in summaries if found.data.startswith("cifar10")]
     return [*REPORT, *ours, *PUBLISHED]
@@ -454,7 +454,7 @@ def _rung_label(row):
 
 
 def plot_ladder(
-    rows,          # of `Row`, from top to bottom
+    rows,          # of `Rung`, from top to bottom
     title:str,
     label=_rung_label,  # row -> what stands left of its bar
 ):                 # axes

@@ -17,7 +17,7 @@ import torch
 from ..basics import peak_memory_mb, pick_device, synchronize
 from .registry import FEATURES, SCANS, fit_out, make_network, task_of
 from .comparisons import alike, images_of, summarize
-from .config import make_config, marked, overrides_of, planned_steps
+from .config import make_config, label_no_privacy, overrides_of, planned_steps
 from .presets import PRESETS
 from .releases import IMAGES
 from ..data import Examples, count, leaves, tree_map
@@ -170,7 +170,7 @@ def rehearse(
         lines["start" if config.start else "features"] = without
     said = "\n".join(f"{what:9}{text}" for what, text in lines.items())
     text = f"{config.preset}, not run: nothing is written, nothing is spent\n{said}"
-    return marked(text, plan)
+    return label_no_privacy(text, plan)
 
 # %% ../../nbs/workshop/cli/estimates.ipynb #e4150636
 _FEW = 16  # images of the micro-batch that is measured

@@ -20,7 +20,8 @@ import torch
 from ..basics import is_watched, progress, synchronize
 from .registry import dice_words
 from .comparisons import plot_record
-from .config import Config, eps_words, finite, make_schedule, marked, run_name
+from .config import (
+    Config, eps_words, label_no_privacy, make_schedule, null_for_inf, run_name)
 from .releases import write_release
 from ..training import (
     Peers, ProcessTrainer, Record, Trainer, composed_epsilon, end_line, epoch_line, leading,
@@ -181,7 +182,7 @@ class EpochRow:
         if self.note:
             more["nonprivate"] = self.note
         latest = epoch_line(trainer, self.watch.seconds, scores["accuracy"], **more)
-        self.latest = finite(latest)
+        self.latest = null_for_inf(latest)
 
 
 class RowWriter:
@@ -384,7 +385,7 @@ def finish(
     trainer.save(paths["checkpoint"])
     write_release(trainer, run.config, paths["weights"])
     more = {k: v for k, v in scores.items() if k != "accuracy"}
-    end = finite(end_line(run.config, trainer, seconds, scores["accuracy"], why, **more))
+    end = null_for_inf(end_line(run.config, trainer, seconds, scores["accuracy"], why, **more))
     record.write("end", **end)
     if end["finished"]:
         _remove(paths.pop("checkpoint"), "*")  # the previous one too: it holds the same seed
@@ -464,7 +465,7 @@ def describe_end(
     for kind, path in end["paths"].items():
         secret = "   private: it holds the secret seed" if kind == "checkpoint" else ""
         text += f"\n{kind:10}  {path}{secret}"
-    return marked(text, end["plan"])
+    return label_no_privacy(text, end["plan"])
 
 
 def conclude(
@@ -483,7 +484,7 @@ def conclude(
         mean, std = mean_std(100*share for share in shares)
         text = (f"\n{len(whole)} finished runs: {names[0]} {mean:.2f} +- {std:.2f} % "
                 "(mean and standard deviation).")
-        say(marked(text, plan))
+        say(label_no_privacy(text, plan))
     if not plan.sigma:
         return
     eps = composed_epsilon(ends, plan)

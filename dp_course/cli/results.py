@@ -13,7 +13,7 @@ import numpy as np
 
 from .registry import SCANS
 from .comparisons import alike, not_run_yet, summarize
-from .config import first_line, promises
+from .config import first_line, had_noise
 from .presets import PRESETS
 from ..privacy import PLDAccountant, RDPAccountant
 from ..training import recorded
@@ -86,8 +86,8 @@ def verify(
     plan, name = start["plan"], f"{start['preset']}, seed {start['seed']}"
     if end["kind"] != "end" or None in map(end.get, ("step", "delta", "test_accuracy")):
         raise ValueError(f"{name}: it has no last line, or one that says too little: don't use it")
-    (_check_eps if promises(start) else _check_no_eps)(record, start, name)
-    spent = end["eps_pld"] if promises(start) else math.inf
+    (_check_eps if had_noise(start) else _check_no_eps)(record, start, name)
+    spent = end["eps_pld"] if had_noise(start) else math.inf
     within = spent <= 1.001*plan["eps"] and end["step"] <= plan["steps"]
     if not within or end["delta"] != plan["delta"]:
         raise ValueError(f"{name}: spent more than its plan of eps {plan['eps']:g}: don't use it")

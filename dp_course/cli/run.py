@@ -12,7 +12,7 @@ from contextlib import closing
 from ..basics import keep_memory
 from .registry import task_of
 from .command import Job
-from .config import marked
+from .config import label_no_privacy
 from dp_course.cli.progress import (
     EpochRow, Evaluation, Stop, Stopwatch, TimeLimit, callbacks_of, describe_start, finish,
     screen_of, tidy)
@@ -47,7 +47,7 @@ def train(
         say, show = (lambda text: None), False  # process 0 speaks for all
 
     def said(text):
-        say(marked(text, plan))
+        say(label_no_privacy(text, plan))
 
     said(describe_start(run))
     screen = screen_of(run, last, row, watch, said, show)

@@ -17,7 +17,7 @@ from ..basics import machine, pick_device
 from .registry import ENGINES, FEATURES, fit_out, make_network, task_of
 from .command import Job
 from .config import (
-    Config, config_of, finite, make_config, make_plan, overrides_of, run_name, told_by)
+    Config, config_of, null_for_inf, make_config, make_plan, overrides_of, run_name, inf_for_null)
 from .progress import Checkpoint, Run, discard
 from ..data import tree_map
 from ..features import buy_mean, public_rows
@@ -160,7 +160,7 @@ def set_up(
         return Run(config, trainer)  # process 0 writes
     record = new_record(job.out, run_name(config), "secret" if job.seed is None else job.seed)
     try:
-        start = finite(start_line(config, trainer, job.seed, init_seed))
+        start = null_for_inf(start_line(config, trainer, job.seed, init_seed))
         record.write("start", **start, processes=peers.world, data_seconds=seconds,
                      **_tensor_cores(data.device))
         Checkpoint(record)(trainer)  # the secret outlives a crash in step 1
@@ -198,9 +198,9 @@ def _unlike(
 ):          # f(settings of a record) -> str, "" for nothing
     "Say what a run was told otherwise: one with another eps has another budget."
     told = overrides_of(asdict(asked))
-    wanted = told_by(finite(asdict(asked)))  # as a record has them
+    wanted = inf_for_null(null_for_inf(asdict(asked)))  # as a record has them
     def words(settings):
-        settings = told_by(settings)
+        settings = inf_for_null(settings)
         names = told.keys() | (overrides_of(settings) if typed is None else typed)
         other = [name for name in sorted(names)
                  if settings.get(name) != wanted[name] and wanted[name] != "auto"]

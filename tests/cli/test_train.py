@@ -31,10 +31,10 @@ from dp_course.cli import (
     announce_duration,
     config_of,
     load_data,
-    lr_at,
     make_config,
     make_engine,
     make_plan,
+    make_schedule,
     make_trainer,
     parse,
     setup,
@@ -465,8 +465,8 @@ def test_other_budgets_change_nothing_else():
 
 def test_the_learning_rate_is_a_function_of_the_step():
     c = replace(make_config("digits-eps3"), lr=2., schedule="linear")
-    assert [lr_at(c, t, 4) for t in range(4)] == [2., 1.5, 1., .5]
-    assert lr_at(replace(c, schedule="constant"), 3, 4) == 2.
+    assert [make_schedule(c, 4).at(t) for t in range(4)] == [2., 1.5, 1., .5]
+    assert make_schedule(replace(c, schedule="constant"), 4).at(3) == 2.
 
 
 def test_the_record_holds_the_rate_of_the_step_that_was_taken(tmp_path):
@@ -475,7 +475,7 @@ def test_the_record_holds_the_rate_of_the_step_that_was_taken(tmp_path):
     end = quiet(c, out=tmp_path, resume=True)
     rows = epochs_of(read_record(end["paths"]["record"]))
     assert [row["step"] for row in rows] == [1, 3, 6]
-    assert [row["lr"] for row in rows] == [lr_at(c, row["step"] - 1, 6) for row in rows]
+    assert [row["lr"] for row in rows] == [make_schedule(c, 6).at(row["step"] - 1) for row in rows]
 
 
 def bare(name):
@@ -664,10 +664,10 @@ def test_a_micro_batch_is_counted_in_images(views, images, examples):
 def average_by_hand(c):
     "The trainer, its last weights, and the mean of all iterates with De et al.'s warm-up."
     trainer = make_trainer(c, load_data(c), seed=0)
-    mean = None
+    mean, schedule = None, make_schedule(c, trainer.plan.steps)
     for t in range(trainer.plan.steps):
         for group in trainer.optimizer.param_groups:
-            group["lr"] = lr_at(c, t, trainer.plan.steps)
+            group["lr"] = schedule.at(t)
         trainer.step()
         w = trainer.params["5.weight"].detach().double()
         decay = min(.9, (1 + t)/(10 + t))

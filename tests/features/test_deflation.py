@@ -9,7 +9,7 @@ import torch
 
 from dp_course.basics import near
 from dp_course.cli import make_config
-from dp_course.cli.config import lr_at, make_plan
+from dp_course.cli.config import make_plan, make_schedule
 from dp_course.data import Examples, load
 from dp_course.features import (
     CosineNet,
@@ -77,7 +77,7 @@ def test_everybody_is_in_every_batch_and_the_mean_is_paid(eps):
     config = make_config(f"deflated-eps{eps}")
     plan = make_plan(config, 50_000)
     assert plan.q == 1 and plan.steps == 100 and plan.releases == (10.,)
-    rates = sum(lr_at(config, t, plan.steps) for t in range(plan.steps))
+    rates = sum(map(make_schedule(config, plan.steps).at, range(plan.steps)))
     near(rates/(1 - config.momentum)*config.max_norm, 40_000., 10.)
     if eps == 3:
         near(plan.sigma, 14.042, .01)

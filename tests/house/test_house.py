@@ -131,7 +131,8 @@ def test_links_of_pages_lead_somewhere():
 def test_the_first_page_is_short():
     text = (ROOT/"README.md").read_text()
     prose = re.sub(r"(?s)```.*?```|<!--.*?-->", "", text)
-    assert len(prose.split()) <= 900
+    prose = re.sub(r"(?m)^\*\*Part \d.*", "", prose)  # the map grows with the lessons
+    assert len(prose.split()) <= 825
 
 
 def test_help_says_what_to_use_for_what():
