@@ -502,10 +502,10 @@ class ConvWeight:
         return _gradients_by_patches(self.conv, x.double(), g.double(), len(x), self.padding)
 
     def _few_positions(self):
-        "On a CPU patches are cheap then, and the fold of a wide layer is not."
-        t = self.g.shape[2:].numel()
+        "Are patches cheaper than the fold? On a CPU they are, for wide layers without thin groups."
+        t, thin = self.g.shape[2:].numel(), self.conv.groups > 1 and self.shape[1] <= 16
         few = not self.x.is_cuda and len(self.x) == self.b and self.x.dtype.itemsize < 8
-        return few and self.conv.weight.numel() > 256*t
+        return few and self.conv.weight.numel() > 256*t and not (thin and t > 1)
 
     def _small_and_deep(self):
         "Are there more channels than pixels in a row, so that copies run along the channels?"
