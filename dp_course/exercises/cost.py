@@ -116,6 +116,13 @@ def _curve(first, masses, h, steps, eps, share=_sticks_out, infinite=_lost, star
     return _clean(share(loss, np.asarray(eps)[:, None])@p + infinite(masses, steps))
 
 # %% ../../nbs/exercises/cost.ipynb #81baab85
+def _wrapped(first, masses, h, steps, eps):
+    "A slip: a circle of as many points as one step has."
+    p = np.fft.irfft(np.fft.rfft(masses)**steps, len(masses))
+    loss = h*(steps*first + np.arange(len(p)))
+    return _clean(_sticks_out(loss, np.asarray(eps)[:, None])@p + _lost(masses, steps))
+
+
 _CURVE_SLIPS = {
     "an infinite loss sticks out whole at every eps: add its probability":
         lambda *case: _curve(*case, infinite=lambda masses, steps: 0.),
@@ -147,6 +154,8 @@ _CURVE_SLIPS = {
         lambda first, masses, h, steps, eps: _curve(
             first, masses/np.sum(masses), h, steps, eps,
             infinite=lambda m, _: _lost(masses, steps)),
+    "the transform is too short, and losses wrap around: steps*(len(masses) - 1) + 1 points":
+        _wrapped,
     "one convolution too many: start with a mass of 1 at loss 0":
         lambda first, masses, h, steps, eps: _curve(first, masses, h, steps + 1, eps),
     "the sum of `steps` losses starts at steps*first":

@@ -81,10 +81,13 @@ def _need_coins(trial, q=.05, alpha=1e-6):
                leaks=count > draws*q)
     pairs = int((x[:, 1:] & x[:, :-1]).sum())
     possible = draws*(n - 1)
+    often = pairs/(possible*q*q)
+    why = "your draws depend on each other: every gap needs a fresh uniform"
+    if 1.3 < often < 2.6:
+        why = _ROUNDED_DOWN if often > 1.75 else "gaps are rounded up, not to the nearest: math.ceil"
     trial.need(_tail(pairs, possible, q*q) > alpha/10,
-               f"neighbours came together {pairs} times, expected {possible*q*q:.0f}",
-               _ROUNDED_DOWN if 1.6 < pairs/(possible*q*q) < 2.6 else
-               "your draws depend on each other: every gap needs a fresh uniform", leaks=True)
+               f"neighbours came together {pairs} times, expected {possible*q*q:.0f}", why,
+               leaks=True)
     vary = x.sum(1).double().var().item()/(n*q*(1 - q))
     trial.need(.8 < vary < 1.2, f"sizes vary {vary:.2g} times as much as those of coins",
                "everybody has a coin of her own: no size is fixed beforehand", leaks=True)

@@ -183,7 +183,7 @@ class _Door:
     def __init__(self, generator):
         self.generator = generator  # of its noise
         self.model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
-        self.looks = []
+        self.looks, self.asked = [], []
 
     def __deepcopy__(self, memo):
         return self  # what went through the door must be seen
@@ -194,6 +194,8 @@ class _Door:
         z = torch.randn(value.shape, generator=self.generator, dtype=torch.float64)
         answer = value + sigma*sensitivity*z
         self.looks.append((float(value), sensitivity, sigma, float(answer)))
+        named = [torch.as_tensor(rows).detach().double().flatten() for rows in dict(asked).values()]
+        self.asked.append(torch.cat([torch.zeros(0, dtype=torch.float64), *named]))
         return answer
 
 # %% ../../nbs/exercises/trainer.ipynb #dd1206c0
@@ -220,11 +222,26 @@ def _asked(trial, n, sigma):
     return share, used, sensitivity*near[0], got, answer*near[0]/n
 
 
+def _names_the_rows(trial, n, sigma):
+    "Whether what is asked changes with the rows, and with the labels."
+    x = torch.randn(n, 6, generator=trial.generator)
+    y = torch.randint(3, (n,), generator=trial.generator)
+    names = []
+    for case in ((x, y), (x + 1, y), (x, (y + 1) % 3)):
+        door = _Door(trial.fresh_generator())
+        trial(door, *case, sigma)
+        names += door.asked[:1]
+    return not any(torch.equal(names[0], other) for other in names[1:])
+
+
 def _paid(trial, n, sigma):
     _, used, *_ = _asked(trial, n, sigma)
     trial.need(used == sigma, f"sigma={used:g} went through, {sigma:g} was asked for",
                "pass `sigma` on as it is: `noisy` multiplies it by the sensitivity",
                leaks=used < sigma)
+    trial.need(_names_the_rows(trial, n, sigma), "other rows, or labels, have the same name",
+               "name rows and labels in asked=: others with as many right answers would get the "
+               "same noise, unpaid", leaks=True)
 
 
 def _enough(trial, n, sigma):
