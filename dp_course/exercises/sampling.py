@@ -84,7 +84,8 @@ def _need_coins(trial, q=.05, alpha=1e-6):
     often = pairs/(possible*q*q)
     why = "your draws depend on each other: every gap needs a fresh uniform"
     if 1.3 < often < 2.6:
-        why = _ROUNDED_DOWN if often > 1.75 else "gaps are rounded up, not to the nearest: math.ceil"
+        why = "gaps are rounded up, not to the nearest: math.ceil"
+        why = _ROUNDED_DOWN if often > 1.75 else why
     trial.need(_tail(pairs, possible, q*q) > alpha/10,
                f"neighbours came together {pairs} times, expected {possible*q*q:.0f}", why,
                leaks=True)
