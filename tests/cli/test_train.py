@@ -899,10 +899,8 @@ def test_three_seeds_are_summed_up_and_composed(tmp_path, capsys):
     assert f"eps = {together:.3g} together" in text
 
 
-def test_means_that_runs_bought_are_in_what_they_cost_together(
-        tmp_path, capsys, no_data, monkeypatch):
+def test_means_that_runs_bought_are_in_what_they_cost_together(tmp_path, capsys):
     # Seen to fail: the account took the steps only, and said less than the runs had spent
-    monkeypatch.setenv("DP_COURSE_DATA", no_data)  # features are made once for three runs
     typed = "leaves-linear-eps3-fast --seed 0 --seeds 3 --out".split()
     assert main([*typed, str(tmp_path)]) == 0
     text = capsys.readouterr().out

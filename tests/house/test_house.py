@@ -431,10 +431,11 @@ def test_links_lead_somewhere():
 CHECKERS = re.compile(r"near|check|check_\w+|test_\w+|assert_\w+")
 
 
+@lru_cache(None)
 def names_in(node):
     "Names and attributes that an expression mentions."
-    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    return found | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(node)
+            if isinstance(n, (ast.Name, ast.Attribute))}
 
 
 def is_assertion(node):

@@ -236,18 +236,25 @@ def test_items_that_are_read_together_are_refused():
         refuse_mixed_items(Examples(Together(row)))
 
 
+def innocent(data):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    refuse_mixed_items(Examples(data))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+    prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, data)
+
+
 @pytest.mark.parametrize("table", [torch.as_tensor, np.asarray])
 @pytest.mark.parametrize("make", [row, permuted, of_the_same_shape, cropped])
 def test_items_of_one_row_are_innocent(make, table):
     made = Items(make, table=table)
-    for data in (made, torch.utils.data.Subset(made, range(3, 20)),
-                 torch.utils.data.ConcatDataset([made, made]),
-                 torch.utils.data.TensorDataset(torch.randn(9, 5), torch.arange(9) % 3)):
-        before = torch.get_rng_state(), np.random.get_state()[1].copy()
-        refuse_mixed_items(Examples(data))
-        assert torch.equal(before[0], torch.get_rng_state())
-        assert (before[1] == np.random.get_state()[1]).all()
-        prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, data)
+    innocent(made)
+    innocent(torch.utils.data.Subset(made, range(3, 20)))
+    innocent(torch.utils.data.ConcatDataset([made, made]))
+
+
+def test_rows_of_tensors_are_innocent():
+    innocent(torch.utils.data.TensorDataset(torch.randn(9, 5), torch.arange(9) % 3))
 
 
 def test_what_a_dataset_computed_before_is_not_seen():
