@@ -5,6 +5,7 @@ processor has it, in units of the plain float32 step and of the plain bfloat16 s
 also under torch.compile.
 
     python benchmarks/bench.py [--quick] [--device cuda] [--cases resnet20-128 ...] [--rounds 9]
+    python benchmarks/bench.py --one-thread ...  # CPU seconds: where others use the machine, too
 
 All engines of a case run once per round, in an order that rotates; a ratio compares an engine with
 the plain step of the same round, and the table gives the median and the quartiles of these ratios.
@@ -275,11 +276,12 @@ def sync(device):
 
 
 def clock(step, device):
+    now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     sync(device)
-    start = time.perf_counter()
+    start = now()
     step()
     sync(device)
-    return time.perf_counter() - start
+    return now() - start
 
 
 def quartiles(values):
@@ -447,6 +449,8 @@ def parse(argv):
     p.add_argument("--engines", nargs="*", default=None)
     p.add_argument("--rounds", type=int, default=None)
     p.add_argument("--no-memory", action="store_true")
+    p.add_argument("--one-thread", action="store_true",
+                   help="one thread, and CPU seconds in place of the wall clock's")
     p.add_argument("--compile", action="store_true",
                    help="the second table also under torch.compile (needs a C++ compiler, minutes)")
     p.add_argument("--out", default=HERE.parent.parent/"out", type=Path, help="default: out/")
@@ -472,13 +476,15 @@ def runs(args):
 
 def main(argv=None):
     args = parse(argv)
+    if args.one_thread:
+        torch.set_num_threads(1)
     if args.peak:
         return peak_here(*args.peak, args.device)
     today = datetime.date.today().isoformat()
     stem = args.out/f"{today}-bench-{args.device}{'-quick' if args.quick else ''}"
     args.out.mkdir(parents=True, exist_ok=True)
     result = dict(date=today, machine=machine(), device=args.device, malloc=MALLOC, cases={},
-                  bf16={}, how=HOW)
+                  bf16={}, how=HOW, threads=torch.get_num_threads())
     if args.device == "cpu" and has_bfloat16("cpu"):  # what `auto` goes by
         result["bf16_product"] = round(bf16_product_ratio(), 3)
     for part, case, rows in runs(args):
