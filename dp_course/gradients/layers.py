@@ -69,9 +69,9 @@ def _add_rows(total, rows, factors):  # (p) float64, (b,p), (b)
     factors = factors.double()
     if rows.numel() <= _PIECE:
         return total.addmv_(rows.double().T, factors)
-    width = rows.shape[1] if rows.is_cuda else _PIECE//2
+    width = rows.shape[1] if rows.is_cuda else _PIECE//16
     for block, part in zip(rows.split(width, 1), total.split(width)):
-        n = len(rows) if rows.is_cuda else min(_ROWS, 1 + 2*_PIECE//block.shape[1])
+        n = len(rows) if rows.is_cuda else min(_ROWS, _PIECE//2//block.shape[1])
         for some, of_some in zip(block.split(n), factors.split(n)):
             part.addmv_(some.double().T, of_some)
 
