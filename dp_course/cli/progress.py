@@ -155,9 +155,13 @@ class AtEpochs:
 
 class Evaluation:
     "Test the newest weights on the public test part, at most once per step."
-    def __init__(self, peers=Peers(), more=no_scores):
+    def __init__(
+        self,
+        peers=Peers(),   # each process tests its share
+        more=no_scores,  # of a `Task`: counts -> scores beside the accuracy
+    ):
         self.peers = peers
-        self.more = more  # of a `Task`: counts -> scores beside the accuracy
+        self.more = more
         self.step = None  # at which `scores` were measured
         self.scores = {}  # from `measure`
 
