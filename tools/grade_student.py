@@ -104,7 +104,11 @@ class Sink:
         return "".join(self.kept) + more
 
 
+ALARMS = []  # that went off in this cell
+
+
 def _too_slow(*_):
+    ALARMS.append(time.monotonic())
     raise TooMuch("more time than a cell may take")
 
 
@@ -138,6 +142,7 @@ def run_cell(shell, cell, limits):
     sink = Sink(limits["text"])
     sys.stdout = sys.stderr = sink
     found = dict(outputs=[], value=None)
+    ALARMS.clear()
     _alarm(limits["cell_seconds"])
     try:
         shell.displayed = []
@@ -159,6 +164,7 @@ def run_cell(shell, cell, limits):
     finally:
         _alarm(0)
         sys.stdout = sys.stderr = None
+    found["slow"] = bool(ALARMS)  # also where her code, or ours, went on after it
     if sink.text():
         found["outputs"].insert(0, dict(output_type="stream", name="stdout", text=sink.text()))
     return found
