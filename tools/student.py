@@ -3,8 +3,8 @@
 Made once from nbs/, by default in student/: a notebook that is there already is never touched, one
 that is missing is added. Solutions move to FOLDER/solutions/, folded; progress is kept in FOLDER.
 Lessons ask for a guess before a cell is run, so the copy keeps no saved output but that of a cell
-which is slow, or is not run, or only draws a diagram (its code is folded); and the lines that make
-a package of the notebooks stay out of it.
+which is slow, or is not run (folded where a guess was asked for), or only draws a diagram (its code
+is folded); and the lines that make a package of the notebooks stay out of it.
 """
 import argparse
 import ast
@@ -91,7 +91,8 @@ def is_late(cell):
 
 def asks(cell):
     "Whether prose asks for an answer that the next cell gives."
-    return cell.cell_type == "markdown" and re.search(r"(?i)\bguess|before you run", cell.source)
+    return cell.cell_type == "markdown" and re.search(
+        r"(?i)\bguess\b|\bpredict\b|before you run", cell.source)
 
 
 def imported(node):
@@ -129,14 +130,18 @@ def without_machinery(
 def for_guessing(notebook):
     "The notebook as a student opens it: nothing is computed yet, and nothing is exported."
     names = names_used(notebook.cells)
-    kept, before = [], notebook.cells[0]
+    kept, before, prose = [], notebook.cells[0], notebook.cells[0]
     for cell in notebook.cells:
+        if cell.cell_type == "markdown" and not cell.source.startswith("_Solution:"):
+            prose = cell
         if cell.cell_type == "code":
             picture = is_diagram(cell) and not asks(before)
             if picture:
                 cell.metadata["jupyter"] = {"source_hidden": True}
             elif not is_late(cell):
                 cell.outputs, cell.execution_count = [], None
+            elif cell.outputs and asks(prose):  # a click on the dots shows it, and so does a run
+                cell.metadata["jupyter"] = {"outputs_hidden": True}
             machinery = cell.source
             cell.source = without_machinery(machinery, names).lstrip("\n")
             if machinery and not cell.source.strip():

@@ -377,11 +377,15 @@ def test_solutions_stand_in_a_second_place(copy):
 
 def test_a_guess_is_a_guess_in_the_copy(copy):
     "Saved results stand only where nobody waits for them; what makes a package stays at home."
-    diagrams, late = 0, 0
+    diagrams, late, folded = 0, 0, 0
     for path in copy.rglob("*.ipynb"):
         before = None
         for cell in nbformat.read(path, 4).cells:
             if cell.cell_type == "code":
+                hidden = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
+                shown = student.is_late(cell) and cell.outputs and not hidden
+                assert not (shown and student.asks(before)), (path, cell.id)
+                folded += hidden
                 drawn = student.is_diagram(cell)
                 assert student.is_late(cell) or drawn or not cell.outputs, (path, cell.id)
                 assert not drawn or cell.metadata.jupyter.source_hidden, (path, cell.id)
@@ -391,6 +395,7 @@ def test_a_guess_is_a_guess_in_the_copy(copy):
                 assert cell.source.strip() or not cell.metadata.get("tags"), path
             before = cell
     assert diagrams >= 15 and late >= 5, "pictures and the results of slow cells are shown"
+    assert folded >= 6, "where a guess was asked for, a click shows them"
 
 
 def test_a_lesson_of_the_copy_imports_every_name_that_it_uses(copy, tmp_path):
