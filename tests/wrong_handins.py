@@ -310,6 +310,11 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
         "the mean is clipped": ("the mean is clipped",
                                 "lambda g, c, s, b, r: a3._clip_the_sum(g.mean(0)[None], c)"),
         "over the realised batch": ("is private", "lambda g, c, s, b, r: a3.clipped(g, c)/len(g)"),
+        "noise where the mean is zero": ("", "lambda g, c, s, b, r: (lambda t: (t + s*c*(t == 0)*"
+                                         "torch.randn(t.shape, generator=r))/b)(a3.clipped(g, c))"),
+        "half of the noise repeats": ("noise of its own", "lambda g, c, s, b, r: (a3.clipped(g, c) "
+                                      "+ s*c*torch.randn((g.shape[1] + 1)//2, generator=r).repeat("
+                                      "2)[:g.shape[1]])/b"),
         "sigma without max_norm": ("sigma*max_norm", "lambda g, c, s, b, r: (a3.clipped(g, c)"
                                    " + s*torch.randn(g.shape[1], generator=r))/b")},
     "check_ledger_epsilon": {

@@ -6,7 +6,7 @@ import torch
 from lab import Suspect, examples
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from checks.a3 import RTOL, bounded, clipped, normals
+from checks.a3 import RTOL, bounded, clipped, is_noise, normals
 from dp_course import MUTANTS
 from dp_course.audit import SmallTrainer
 from dp_course.exercises import Trial, gap
@@ -284,8 +284,11 @@ def check_mended_step(your_function, seed=None):
                    leaks=True)
     with trial.holds("the noise is sigma times max_norm, over the batch size, for any batch"):
         for rows, max_norm, sigma, size in ((60, 3., 1., 10.), (2, .1, 2., 40.), (0, 1., 1., 9.)):
-            got = trial(torch.zeros(rows, 5000), max_norm, sigma, size, trial.fresh_generator())
-            ratio = torch.as_tensor(got).double().std().item()*size/(sigma*max_norm)
+            grads = normals(trial, rows, 5000)  # what differs between two runs is noise
+            one, two = (torch.as_tensor(trial(grads, max_norm, sigma, size, trial.fresh_generator())
+                                        ).double() for _ in range(2))
+            z = (one - two)*size/(sigma*max_norm*math.sqrt(2))
+            ratio = z.std().item()
             why = "sigma is a multiplier: the noise is sigma*max_norm" if (
                 abs(ratio*max_norm - 1) < .1) else "divide the noise by the batch size, once"
             if abs(ratio*rows/size - 1) < .1:
@@ -294,4 +297,5 @@ def check_mended_step(your_function, seed=None):
                 why = "a batch of nobody has the same noise as any other"
             trial.need(abs(ratio - 1) < .05, f"{ratio:.3g} times what it should be, with {rows} "
                        "rows", why, leaks=ratio < 1)
+            is_noise(trial, z)
     return trial.card()
