@@ -6,6 +6,7 @@ import random
 import mpmath
 import numpy as np
 import pytest
+from scipy import special
 
 from dp_course.privacy import PLDAccountant, RDPAccountant, epsilon, pld
 
@@ -61,13 +62,32 @@ def spent(q, sigma, steps, delta):
 
 KNOWN = [  # the truth by `ManyDigits`, and with 19 digits (another period, another tilt)
     (9.31e-6, .689, 9_180_000, 1.8e-8, .3633415), (.04, 1.6138, 625, 1e-5, 2.9845447475),
-    (1e-3, .6, 1000, 1e-6, 2.106664067)]
+    (1e-3, .6, 1000, 1e-6, 2.106664067),
+    (2.7e-5, .878, 1_300_000, 5.9e-14, .345301)]  # .35629 once: outputs that nobody sees
 
 
 @pytest.mark.parametrize("q, sigma, steps, delta, truth", KNOWN)
 def test_between_the_truth_and_a_thousandth_more(q, sigma, steps, delta, truth):
     "The first was once .4046: no grid has room for nine million steps at this rate."
     assert truth <= spent(q, sigma, steps, delta) <= truth*(1 + 1e-3)
+
+
+def largest_output(q, sigma, n, eps):
+    "A delta that nobody can be below: of the event that some output is larger than a bound."
+    bound = 1 + sigma*np.linspace(-4, 10, 3000)
+    without = special.ndtr(-bound/sigma)
+    steps = -n*np.log1p(-without), -n*np.log1p(-(1-q)*without - q*special.ndtr((1-bound)/sigma))
+    without, with_it = (-np.expm1(-v) for v in steps)
+    return (with_it - math.exp(eps)*without).max()
+
+
+@pytest.mark.parametrize("q, sigma, n, delta", [
+    (1.5895515122133346e-08, .47684571348884713, 4_029_101, 1.2114475447909183e-13),
+    (5.595e-7, .536, 18_185, 6.2e-9), (3.956e-9, .4626, 488_599_637, 2.97e-15)])
+def test_one_rare_output_decides(q, sigma, n, delta):
+    "The grid's rounding put the first .16 % of delta below what an attack proves."
+    eps = spent(q, sigma, n, delta)
+    assert largest_output(q, sigma, n, eps) <= delta <= largest_output(q, sigma, n, .99*eps)
 
 
 def test_rounding_never_decides_at_a_tiny_delta():
