@@ -416,7 +416,7 @@ def check_train(your_function, seed=None):
         ratio = W.double().std().item()/10
         trial.need(abs(ratio - 1) < .05, f"the noise is {ratio:.4g} times what it should be",
                    "a step without examples still adds its noise, divided by the expected q*n, "
-                   "not by the batch that came up", leaks=ratio < 1 and abs(ratio - q) > .02)
+                   "not by the batch that came up", leaks=ratio < 1 and abs(ratio - q) > .006)
     with trial.holds("one more example moves a step by max_norm/(q n) at most"):
         sizes = torch.tensor([.1, .1, .1, 6., 6., 6.])
         for rows, max_norm in (normals(trial, 7, 4), .1), (normals(trial, 6, 4)*sizes[:, None], 5.):
