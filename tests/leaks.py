@@ -169,6 +169,7 @@ ROWS = {  # (b,5) -> (b,5), after the rows before they meet a layer
     "interpolated": lambda x: F.interpolate(x.T[None], len(x) + 1, mode="linear")[0].T[1:],
     "fourier": lambda x: torch.fft.fft(x, dim=0).real,
     "any huge": lambda x: x/(1 + (x.abs() > 1e4).any()),
+    "all whole": lambda x: x/(1 + (x == x.round()).all()),
     "all positive": lambda x: x*(1 + (x > 0).all()),
     "all negative": lambda x: x*(1 + (x < 0).all()),
     "an outlier": lambda x: x/(1 + (x.abs() > 4).any()),
@@ -588,7 +589,21 @@ class InPlace(nn.Module):
         return self.out(x)
 
 
+class Inward(nn.Module):
+    "A gradient of the whole batch's output, added to the rows."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 1), nn.Linear(5, 10)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            slope, = torch.autograd.grad(self.inner(x).sum()**2, x, create_graph=True)
+        return self.out(x + slope)
+
+
 MORE = {
+    "autograd.grad inside": dict(model=Inward),
     "after a step": dict(model=AfterStep), "closed gate": dict(model=Gated),
     "time is the batch": dict(model=OverTheBatch), "experts choose": dict(model=ExpertsChoose),
     "two hooks": dict(model=TwoHooks), "where they lie": dict(model=InPlace),

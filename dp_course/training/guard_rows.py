@@ -91,7 +91,7 @@ def _padded(v):
     return v.masked_fill(past.view(len(v), t, *[1]*(v.dim() - 2)), 0)
 
 
-_ONE_SIDED = {"high": _high, "low": _low, "padded": _padded}
+_ONE_SIDED = {"high": _high, "low": _low, "padded": _padded, "whole": torch.round}
 
 
 def _odd_rows(data, x, kind, generator):

@@ -97,7 +97,8 @@ def _measure(case, rows, b):
     twin = copy.deepcopy(case.stage.model)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        call_model(twin, rows)
+        _try_out("the model", "Does it compute gradients inside? A loss may, a forward may not",
+                 partial(call_model, twin), rows)
     case.work = counter.get_total_flops()/2/b + 1e4  # the rest costs something, too
     _refuse_drift(case.stage.model, twin)
     traced = _traced(copy.deepcopy(case.stage.model), rows)
@@ -150,7 +151,8 @@ _KINDS = "odd", "vast", "huge", "endless", "zeros", "level", "special", "gaps"
 _TRIALS = [
     _Trial(4), *(_Trial(4, others=kind) for kind in _KINDS[:3]), _Trial(4, "gaps"),
     _Trial(4, others="copies"), _Trial(7, others="tiny"), _Trial(8)]
-_ONE_SIDED = [_Trial(4, kind, kind) for kind in ("high", "low", "padded")]  # all rows, or one
+_ONE_SIDED = [  # all rows, or one
+    _Trial(4, kind, kind) for kind in ("high", "low", "padded", "whole")]
 _MORE = [*(_Trial(4, others=kind) for kind in (*_KINDS[:2:-1], "alike")),
          _Trial(4, "zeros", "zeros"), _Trial(4, "odd", "odd")]
 
