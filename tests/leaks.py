@@ -940,7 +940,8 @@ AUGMENTS = {"cutmix": cutmix, "smote": smote, "erased": erased, "spread": jitter
             "seeded by labels": seeded_by_labels, "rare twice": rare_twice,
             "sorted": lambda x, y, g: (x[y.argsort(stable=True)], y[y.argsort(stable=True)]),
             "contrast": lambda x, y, g: (x/x.abs().max().clamp(min=1e-3), y),
-            "histogram": lambda x, y, g: (x - x.median(0).values, y)}
+            "histogram": lambda x, y, g: (x - x.median(0).values, y),
+            "shared out": lambda x, y, g: (x/len(x), y)}
 
 
 # --- Datasets
@@ -1086,7 +1087,7 @@ LEAKS = {
     **{f"other: {name}": options for name, options in OTHERS.items()},
     **{f"augment: {name}": dict(augment=f) for name, f in AUGMENTS.items()},
     **{f"normalize: {name}": dict(data=lambda f=f: noise(5).replace(normalize=f))
-       for name, f in list(ROWS.items())[::4]},
+       for name, f in [*list(ROWS.items())[::4], ("shared out", lambda x: x/len(x))]},
     **{f"items: {name}": dict(data=lambda f=f: Examples(f())) for name, f in ITEMS.items()},
     **{f"clip: {name}": dict(clip=Weighed(f)) for name, f in FACTORS.items()},
     **{f"engine: {name}": dict(engine=f) for name, f in ENGINES.items()},

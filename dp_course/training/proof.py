@@ -292,6 +292,8 @@ def _prove_way(case):
                 _try_trial(pair, trial, 2*seed, until)
             else:
                 odd_pair = _try_odd_trial(stage, odd_pair, trial, 2*seed, until)
+        if case.augment or case.data._normalize:
+            _refuse_counting(stage, blocks)
         for moved in pair:  # a step is taken: who waits for it begins to mix by now
             _move(moved.model, .05)
         _try_trial(pair, _Trial(4), 96)
@@ -299,6 +301,35 @@ def _prove_way(case):
         _refuse_memory(stage, odd_pair, 1)
         _refuse_memory(stage, pair, again)
         _prove_loss(case)
+
+
+def _refuse_counting(stage, most):
+    "Refuse who makes another row of it when fewer come with it; who draws is let off."
+    stage = _twin(stage)
+    raw = _raw_rows(stage.data, most, 98)
+    whole = _drawn_without_dice(stage, raw)
+    for b in range(1, min(most, 17)):
+        few = _drawn_without_dice(stage, [take(tree, slice(0, b)) for tree in raw])
+        for who in [who for who in whole if who in few]:
+            if _moved([v[:b] for v in whole[who]], few[who], slice(None)):
+                raise ValueError(f"{who} counts examples: a row comes out otherwise in a "
+                                 f"batch of {b} than in one of {most}. {_RULES[who]}")
+
+
+def _drawn_without_dice(stage, raw):  # {who: tensors}
+    "What normalize makes of raw rows, and augment if it draws nothing."
+    x, y = (tree_map(torch.clone, tree) for tree in raw)
+    x = model_input(stage.data, x, stage.like)
+    y = tree_map(lambda v: v.to(stage.like.device), y)
+    made = {"normalize": leaves(tree_map(torch.clone, x))}
+    if stage.augment is None:
+        return made
+    generator = torch.Generator(stage.like.device)
+    before = generator.get_state(), torch.get_rng_state()
+    result = _try_out("augment", f"It did not with {count(y)} rows", stage.augment, x, y, generator)
+    if all(map(torch.equal, before, (generator.get_state(), torch.get_rng_state()))):
+        made["augment"] = leaves(result)
+    return made
 
 
 def _try_odd_trial(stage, pair, trial, seed, until):  # copies for the next odd trial

@@ -9,7 +9,8 @@ ACCEPTED_ONCE = [
     "normalize: batches of ten", "items: columns", "items: reader", "other: mask, if all",
     "other: augment, ten rows", "other: bytes",
     "model: after a step", "model: batches of 59", "model: autograd.grad inside",
-    "rows: all whole", "loss: hooked", "model: two hooks"]
+    "rows: all whole", "loss: hooked", "model: two hooks", "augment: shared out",
+    "normalize: shared out"]
 
 
 def accepted(names):
