@@ -1107,7 +1107,26 @@ class Series(Items):
 
 
 CENTRE = noise(5).train_x.mean(0)
+class HoldsItself(nn.Module):
+    "A parametrization that reaches the model by a closure: in a copy it looks at the original."
+    def __init__(self):
+        super().__init__()
+        self.out, self.seen = nn.Linear(5, 10), [0.]
+        outer = self
+
+        class Louder(nn.Module):
+            def forward(self, weight):
+                return weight*(1 + outer.seen[0])
+
+        parametrize.register_parametrization(self.out, "weight", Louder())
+
+    def forward(self, x):
+        self.seen[0] = x.detach().abs().mean().item()
+        return self.out(x)
+
+
 NAMED = {  # what the proof cannot see, and the limits say
+    "model: holds itself": dict(model=HoldsItself),
     "items: neighbour of a closure": dict(data=lambda: Examples(
         Items(lambda data, i: OUTSIDE[i] - OUTSIDE[i - 1]))),
     "items: overlapping windows": dict(data=lambda: Examples(Series())),
