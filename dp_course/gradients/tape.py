@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import (
+    register_pytree_node, tree_flatten, tree_map as pytree_map, tree_unflatten)
 
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .attention import (
@@ -310,24 +311,25 @@ def _copies(tape, m):
     return found
 
 
-def _one_row(tape, m, output):
-    "Take a module's output for one row apart: tensors, and how to put many rows together."
-    values, form = tree_flatten(output)
-    for v in values:
-        if isinstance(v, torch.Tensor) and (not v.dim() or len(v) != 1):
-            raise ValueError(f"{tape.name(m)} returned {tuple(v.shape)} for one row: the first "
-                             "dimension of all that it returns must count the examples")
-    tensors = [v.squeeze(0) for v in values if isinstance(v, torch.Tensor)]
-    others = [None if isinstance(v, torch.Tensor) else (v,) for v in values]
-    return tensors, (others, form)
+class _Other:
+    "What a module returns beside tensors: no leaf for `vmap`, which hands it through."
+    def __init__(self, value):
+        self.value = value
+
+
+register_pytree_node(_Other, lambda other: ((), other.value), lambda _, value: value)
+
+
+def _one_row(tape, m, v):
+    "Take the batch dimension from a tensor that a module returns for one row."
+    if not isinstance(v, torch.Tensor):
+        return _Other(v)
+    if not v.dim() or len(v) != 1:
+        raise ValueError(f"{tape.name(m)} returned {tuple(v.shape)} for one row: the first "
+                         "dimension of all that it returns must count the examples")
+    return v.squeeze(0)
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #87d66afe
-def _put_together(tensors, how):
-    others, form = how
-    tensors = iter(tensors)
-    return tree_unflatten([next(tensors) if o is None else o[0] for o in others], form)
-
-
 def _row_by_row(tape, m, forward, args, kwargs):
     "Run a module, with all it contains, for every row with its own copy of the parameters."
     if isinstance(m, nn.MultiheadAttention) and not m.batch_first:
@@ -340,23 +342,20 @@ def _row_by_row(tape, m, forward, args, kwargs):
     device = tape.anchor.device.type
     if torch.is_autocast_enabled(device):  # some kernels mix no types under vmap
         rows = [v.to(at_least_float32(v.dtype)) if v.is_floating_point() else v for v in rows]
-    unit, how = _Original(m, forward), []
+    unit = _Original(m, forward)
 
     def one(params, *row):
         row = iter(row)
         filled = [next(row)[None] if yes else v for v, yes in zip(given, is_rows)]
-        tensors, form_of_output = _one_row(
-            tape, m, call_with(unit, params, *tree_unflatten(filled, form)))
-        how[:] = form_of_output
-        return tensors
+        output = call_with(unit, params, *tree_unflatten(filled, form))
+        return pytree_map(partial(_one_row, tape, m), output)
 
     tape.alone = True
     try:
         with vmappable(tape.name(m)), torch.autocast(device, enabled=False):
-            tensors = vmap(one, randomness="different")(_copies(tape, m), *rows)
+            return vmap(one, randomness="different")(_copies(tape, m), *rows)
     finally:
         tape.alone = False
-    return _put_together(tensors, how)
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #8bd61144
 @contextmanager

@@ -60,15 +60,8 @@ class BasicBlock(nn.Module):
 # %% ../../nbs/workshop/models/blocks.ipynb #46fb41f7
 class WideBlock(nn.Module):
     "Two 3x3 convolutions, each after normalization and ReLU, beside a shortcut with neither."
-    def __init__(
-        self,
-        i,           # channels that go in
-        o,           # channels that come out
-        stride:int,  # 2 halves the map
-        conv,        # as `nn.Conv2d`
-        norm,        # channels -> module
-        order:str,   # as for `norm_and_relu`
-    ):
+    # Its parameters are those of `BasicBlock`
+    def __init__(self, i, o, stride, conv, norm, order):
         super().__init__()
         self.act1 = norm_and_relu(order, norm, i)
         self.conv1 = conv(i, o, 3, stride, 1, bias=False)

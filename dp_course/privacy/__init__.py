@@ -24,5 +24,5 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "sampling": """
         poisson_indices""",
     "search": """
-        RandomStopping Search composed_search_epsilon search_epsilon search_noise_multiplier""",
+        RandomStopping Search search_epsilon search_noise_multiplier""",
 })

@@ -60,6 +60,5 @@ from .randomness import step_generator as step_generator
 from .sampling import poisson_indices as poisson_indices
 from .search import RandomStopping as RandomStopping
 from .search import Search as Search
-from .search import composed_search_epsilon as composed_search_epsilon
 from .search import search_epsilon as search_epsilon
 from .search import search_noise_multiplier as search_noise_multiplier

@@ -31,6 +31,7 @@ def check_budget(eps):
 
 def check_chance(delta, q, steps):
     "Refuse a delta that nearly everybody's data could hide behind unused."
+    # ValueError: above a tenth of the chance of being used
     chance = -math.expm1(steps*math.log1p(-q)) if q < 1 else 1.
     if q and steps and delta > chance/10:
         raise ValueError(f"{delta=} is above {chance/10:.4g}, a tenth of the chance that an "
@@ -53,6 +54,7 @@ def counted(plan):  # str
 
 def steps_of(plan, epochs):  # int
     "Read the length of a run: `steps`, or `epochs` (in one, batches of n examples in all)."
+    # ValueError: both or neither is given, no number, or more than 10**15 steps
     if (plan.steps is None) == (epochs is None):
         raise ValueError(f"steps={plan.steps} and epochs={epochs}: pass one of them, it says how "
                          "long the run is")
@@ -127,6 +129,7 @@ def composed(
 # %% ../../nbs/workshop/privacy/budget.ipynb #323d9257
 def multipliers(releases):  # tuple of floats
     "Check the noise multipliers of other releases."
+    # ValueError: no list of noise multipliers
     try:
         if isinstance(releases, (str, bytes, dict)):
             raise TypeError

@@ -17,8 +17,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "guard_labels": """
         check_label_kind check_labels refuse_mixed_loss refuse_parameters_in_loss""",
     "guard_model": """
-        FrozenNorm Seal check_model check_optimizer dropouts fix refuse_known refuse_mixing
-        shaken""",
+        FrozenNorm Seal check_model check_optimizer dropouts fix refuse_known shaken""",
     "guard_plan": """
         check_plan in_units most_rows refuse_units""",
     "guard_rows": """

@@ -34,7 +34,6 @@ from .guard_model import check_optimizer as check_optimizer
 from .guard_model import dropouts as dropouts
 from .guard_model import fix as fix
 from .guard_model import refuse_known as refuse_known
-from .guard_model import refuse_mixing as refuse_mixing
 from .guard_model import shaken as shaken
 from .guard_plan import check_plan as check_plan
 from .guard_plan import in_units as in_units

@@ -307,16 +307,16 @@ def _refuse_counting(stage, most):
     "Refuse who makes another row of it when fewer come with it; who draws is let off."
     stage = _twin(stage)
     raw = _raw_rows(stage.data, most, 98)
-    whole = _drawn_without_dice(stage, raw)
+    whole = _deterministic_rows(stage, raw)
     for b in range(1, min(most, 17)):
-        few = _drawn_without_dice(stage, [take(tree, slice(0, b)) for tree in raw])
+        few = _deterministic_rows(stage, [take(tree, slice(0, b)) for tree in raw])
         for who in [who for who in whole if who in few]:
             if _moved([v[:b] for v in whole[who]], few[who], slice(None)):
                 raise ValueError(f"{who} counts examples: a row comes out otherwise in a "
                                  f"batch of {b} than in one of {most}. {_RULES[who]}")
 
 
-def _drawn_without_dice(stage, raw):  # {who: tensors}
+def _deterministic_rows(stage, raw):  # {who: tensors}
     "What normalize makes of raw rows, and augment if it draws nothing."
     x, y = (tree_map(torch.clone, tree) for tree in raw)
     x = model_input(stage.data, x, stage.like)

@@ -29,7 +29,6 @@ from dp_course.privacy import (
     RandomStopping,
     RDPAccountant,
     Search,
-    composed_search_epsilon,
     epsilon,
     excess_by_quadrature,
     gaussian_epsilon,
@@ -715,8 +714,7 @@ CALLS = [
     (Search, SEARCH),
     (partial(search_epsilon, RandomStopping(3.)), dict(q=.04, sigma=1., steps=9, delta=1e-5)),
     (partial(search_noise_multiplier, RandomStopping(3.)),
-     dict(q=.04, eps=3., steps=9, delta=1e-5)),
-    (composed_search_epsilon, dict(tries=3, q=.04, sigma=1., steps=10, delta=1e-5))]
+     dict(q=.04, eps=3., steps=9, delta=1e-5))]
 
 
 @by_values("f, good", CALLS)

@@ -18,7 +18,6 @@ from dp_course.privacy import (
     ORDERS,
     RandomStopping,
     RDPAccountant,
-    composed_search_epsilon,
     epsilon,
     rdp_to_epsilon,
     search_epsilon,
@@ -426,18 +425,6 @@ def test_edges():
             search_epsilon(RandomStopping(5.), **run | wrong)
 
 
-def test_composed_search():
-    last = dict(q=1/13, sigma=2.8809, steps=650, delta=1e-5)  # the report's last stage
-    assert composed_search_epsilon(10, **last) == pytest.approx(11.4, abs=.05)
-    assert composed_search_epsilon(1, **REPORT) == epsilon(**REPORT)
-    assert composed_search_epsilon(0, **REPORT) == 0
-    by_rdp = composed_search_epsilon(3, accountant=RDPAccountant, **REPORT)
-    assert by_rdp > composed_search_epsilon(3, **REPORT)
-    for wrong in (-1, 2.5, math.nan, math.inf):
-        with pytest.raises(ValueError):
-            composed_search_epsilon(wrong, **REPORT)
-
-
 @pytest.mark.parametrize(
     "mean, eta", [(10., 1.), (30., 0.), (3., math.inf), (1., 1.)])
 def test_search_noise_multiplier(mean, eta):
@@ -456,7 +443,6 @@ def test_search_noise_multiplier_refuses():
 
 @pytest.mark.parametrize("call", [
     lambda: search_epsilon(RandomStopping(5.), .1, 1., 10, 1e-5),
-    lambda: composed_search_epsilon(2, .1, 1., 10, 1e-5),
     lambda: search_noise_multiplier(RandomStopping(5.), 3., 1e-5, .1, 10),
     lambda: snr(10, 4, 2.), lambda: snr_ceiling(100, 3., 1e-5)])
 def test_numbers_of_one_kind_go_by_name(call):
