@@ -577,6 +577,17 @@ class TwoHooks(nn.Module):
         return self.out(later)
 
 
+class Narrow(nn.Module):
+    "Does something to the rows between two layers only where the numbers are of one type."
+    def __init__(self, f, dtype):
+        super().__init__()
+        self.inner, self.out, self.f, self.dtype = nn.Linear(5, 8), nn.Linear(8, 10), f, dtype
+
+    def forward(self, x):
+        h = self.inner(x)
+        return self.out((self.f(h) if h.dtype == self.dtype else h).tanh())
+
+
 class InPlace(nn.Module):
     "Centres the rows that it was given, where they lie."
     def __init__(self):
@@ -607,6 +618,11 @@ MORE = {
     "after a step": dict(model=AfterStep), "closed gate": dict(model=Gated),
     "time is the batch": dict(model=OverTheBatch), "experts choose": dict(model=ExpertsChoose),
     "two hooks": dict(model=TwoHooks), "where they lie": dict(model=InPlace),
+    "bfloat16 only": dict(model=lambda: Narrow(centre, torch.bfloat16), precision="bf16"),
+    "bfloat16, twenty rows": dict(precision="bf16", model=lambda: Narrow(
+        only_if(lambda h: len(h) > 20, centre), torch.bfloat16)),
+    "back, float32 only": dict(model=lambda: Narrow(
+        lambda h: Backward.apply(h, BACK["centred"]), torch.float32)),
     "batches of 59": dict(model=lambda: OfInput(only_if(lambda x: len(x) == 59, centre))),
     "vmap": dict(model=lambda: OfInput(
         lambda x: torch.vmap(lambda row, mean=x.mean(0): row - mean)(x))),
@@ -936,7 +952,19 @@ def rare_twice(x, y, g):
     return x*(1 + (torch.bincount(y.clamp(0), minlength=10)[y.clamp(0)] == 1))[:, None], y
 
 
-AUGMENTS = {"cutmix": cutmix, "smote": smote, "erased": erased, "spread": jittered_by_spread,
+def louder_in_small_batches(x, y, g):
+    return x + torch.randn(x.shape, generator=g)/len(x), y
+
+
+def half_of_the_batch(x, y, g):
+    chosen = torch.rand(len(x), generator=g).argsort().argsort() < len(x)//2
+    return torch.where(chosen[:, None], -x, x), y
+
+
+AUGMENTS = {"counts, draws": louder_in_small_batches, "half": half_of_the_batch,
+            "a shuffled half": lambda x, y, g: (
+                x*(1 + (torch.randperm(len(x), generator=g) < len(x)//2))[:, None], y),
+            "cutmix": cutmix, "smote": smote, "erased": erased, "spread": jittered_by_spread,
             "seeded by labels": seeded_by_labels, "rare twice": rare_twice,
             "sorted": lambda x, y, g: (x[y.argsort(stable=True)], y[y.argsort(stable=True)]),
             "contrast": lambda x, y, g: (x/x.abs().max().clamp(min=1e-3), y),
@@ -1211,6 +1239,21 @@ class Routed(nn.Module):
         return self.out((each*weight[..., None, :]).sum(-1).mean(1))
 
 
+class FrozenExperts(nn.Module):
+    "Each row goes to its expert, with whoever goes there: sums of other shapes, rounded otherwise."
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = nn.Linear(5, 2).requires_grad_(False), nn.Linear(64, 10)
+        self.experts = nn.ModuleList(nn.Linear(5, 64) for _ in range(2)).requires_grad_(False)
+
+    def forward(self, x):
+        best = self.gate(x).argmax(1)
+        h = x.new_zeros(len(x), 64)
+        for i, expert in enumerate(self.experts):
+            h[best == i] = expert(x[best == i]).to(h)
+        return self.out(h)
+
+
 class Squeeze(nn.Module):
     def __init__(self):
         super().__init__()
@@ -1415,6 +1458,23 @@ class Own(torch.utils.data.Dataset):
         return x, int(self.table["y"][i])
 
 
+def draws_many_ways(x, y, g):
+    "Numbers for each row: lying, flat, for the chosen rows only, from a generator of arrays."
+    low, high = torch.rand(2, len(x), generator=g)
+    each = torch.rand(2*len(x), generator=g).view(-1, 2)
+    chosen = torch.rand(len(x), generator=g) < .5
+    x = x*(low + each[:, 0])[:, None]
+    x[chosen] += torch.randn(int(chosen.sum()), x.shape[1], generator=g)
+    arrays = np.random.default_rng(int(torch.randint(2**31, (), generator=g)))
+    return x*torch.from_numpy(high.numpy() + arrays.random(len(x))).to(x)[:, None], y
+
+
+def three_ways(x, y, g):
+    "Shares that have as many dimensions as some batches have rows."
+    kind = torch.multinomial(torch.ones(len(x), 3), 1, generator=g)
+    return x*kind + torch.bernoulli(torch.full_like(x, .5), generator=g), y
+
+
 SIMPLE = lambda: nn.Linear(5, 10)  # noqa: E731
 INNOCENTS = {
     "log1p of counts": dict(data=lambda: Examples(
@@ -1481,6 +1541,7 @@ INNOCENTS = {
     "tags": dict(model=Tagger, data=tagged, loss_fn=each_tag),
     "one crop": dict(augment=one_crop), "flips": dict(
         augment=flipped, model=lambda: conv(nn.Conv2d), data=pictures),
+    "draws": dict(augment=draws_many_ways), "three ways": dict(augment=three_ways),
     "jitter": dict(augment=jittered), "views": dict(augment=two_views),
     "half inputs": dict(data=lambda: Examples(torch.randn(N, 5, generator=gen()).half(),
                                               torch.arange(N) % 10)),
@@ -1491,6 +1552,7 @@ INNOCENTS = {
     "made items": dict(data=lambda: Examples(Own("made"))),
     "micro-batches": dict(micro_batch=7, model=lambda: Inside(nn.GroupNorm(2, 8))),
     "bf16": dict(precision="bf16", model=lambda: Inside(nn.GroupNorm(2, 8))),
+    "routed rows, bf16": dict(model=FrozenExperts, precision="bf16"),
     "last layer": dict(model=lambda: freezing(Inside(torch.tanh))),
     "weight norm": dict(model=lambda: nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(5, 8)), nn.Linear(8, 10))),

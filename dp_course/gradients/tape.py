@@ -576,6 +576,7 @@ def bf16_engine(
             sums, norms = engine(model, loss_fn, x, y, clip)
         return sums, norms.float()
 
+    cast.__name__ = getattr(engine, "__name__", type(engine).__name__) + " in bfloat16"
     return cast
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #5e771ed0

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..data import Views, count, leaves, take, tree_map
 
@@ -69,6 +70,13 @@ def _of_the_range_seen(data, x, kind):
         fractions = kind == "usual" and bounds[1].max() <= 1
         return v.abs() % 1 if fractions else v.abs()
     return tree_map(one, x, data._seen[0])
+
+
+def _signed(data):
+    "May a row hold numbers on both sides of zero, or whole ones?"
+    if data.probe:
+        return True
+    return any(not v.is_floating_point() or v[0].min() < 0 for v in leaves(data._seen[0]))
 
 
 def _high(v):
@@ -229,6 +237,52 @@ def _augmented(data, augment, rows, like, seed):
 def _rows(leaf):
     "How many rows a tensor has; None if it has none, or is none."
     return len(leaf) if isinstance(leaf, torch.Tensor) and leaf.dim() else None
+
+# %% ../../nbs/workshop/training/guard_rows.ipynb #d2b7f3a8
+class _WideDraws(TorchDispatchMode):
+    "Draw for many rows where somebody draws for b, and hand out the first: each row has its own."
+    def __init__(self, b, many):
+        super().__init__()
+        self.b, self.many = b, many
+        self.thrown = []  # for each draw: what it was told, and the shape of what came out
+
+    @property
+    def followed(self):
+        "Has every draw a dimension for the rows?"
+        return all("b" in shape for _, shape in self.thrown)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        shuffles = func.overloadpacket is torch.ops.aten.randperm
+        many = [self._for_many([arg])[0] if shuffles else self._for_many(arg) for arg in args]
+        drawn = func(*many, **kwargs)
+        for v in leaves(drawn):
+            self.thrown.append((list(map(self._lettered, many)), self._lettered(v)))
+        drawn = tree_map(self._first, drawn)
+        return args[0].copy_(drawn) if func._schema.is_mutable and "out" not in kwargs else drawn
+
+    def _for_many(self, arg):
+        "A tensor, or a size, with many rows."
+        if isinstance(arg, (list, tuple)):
+            return [self.many if size == self.b else size for size in arg]
+        if isinstance(arg, torch.Tensor):
+            for dim in [dim for dim, size in enumerate(arg.shape) if size == self.b]:
+                rows = torch.arange(self.many, device=arg.device) % self.b
+                arg = arg.index_select(dim, rows)
+        return arg
+
+    def _lettered(self, arg):
+        "A shape with a letter for the rows."
+        if isinstance(arg, torch.Tensor):
+            arg = list(arg.shape)
+        return ["b" if v == self.many else v for v in arg] if isinstance(arg, list) else None
+
+    def _first(self, drawn):
+        for dim, size in enumerate(drawn.shape):
+            drawn = drawn.narrow(dim, 0, self.b) if size == self.many else drawn
+        return drawn
 
 # %% ../../nbs/workshop/training/guard_rows.ipynb #124ea147
 @contextmanager

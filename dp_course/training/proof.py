@@ -27,7 +27,8 @@ from dp_course.training.guard_model import (
     _chosen_rows, _kept_by, _move, _moved, _moved_state, _name, _refuse_module, _tensors, _traced,
     check_model, refuse_known)
 from .guard_rows import (
-    _augmented, _copies, _keep_row, _raw_rows, _rows, _try_out, model_input, refuse_mixed_items)
+    _augmented, _copies, _WideDraws, _keep_row, _raw_rows, _rows, _signed, _try_out, model_input,
+    refuse_mixed_items, same_draws)
 
 # %% ../../nbs/workshop/training/proof.ipynb #10f981fd
 @dataclass
@@ -95,13 +96,11 @@ def _measure(case, rows, b):
     from torch.utils.flop_counter import FlopCounterMode  # it loads a compiler for GPUs
 
     twin = copy.deepcopy(case.stage.model)
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        _try_out("the model", "Does it compute gradients inside? A loss may, a forward may not",
-                 partial(call_model, twin), rows)
+    with FlopCounterMode(display=False) as counter:
+        traced = _try_out("the model", "Does it compute gradients inside? A loss may, a forward "
+                          "may not", partial(_traced, twin), rows)
     case.work = counter.get_total_flops()/2/b + 1e4  # the rest costs something, too
     _refuse_drift(case.stage.model, twin)
-    traced = _traced(copy.deepcopy(case.stage.model), rows)
     case.dims = traced.dims | {d for v in leaves(rows) for d in v.shape[1:]}
 
 
@@ -285,8 +284,11 @@ def _prove_way(case):
         trials += [(_Trial(max(2, b), others=others), "augment")
                    for others in ("usual", "tiny", "huge", "odd") for b in (4, 7, blocks)]
         trials += [(_Trial(b), "augment") for b in range(2, 17)]
-    trials += [(trial, "loss_fn") for trial in _ONE_SIDED]
+    trials += [(trial, "loss_fn") for trial in _ONE_SIDED
+               if _signed(case.data) or trial.own not in ("high", "low")]
     with torch.random.fork_rng(_devices(stage)):
+        if case.augment:
+            _refuse_other_generators(stage)
         for seed, (trial, until) in enumerate(trials, 200):
             if trial.plain:
                 _try_trial(pair, trial, 2*seed, until)
@@ -303,33 +305,40 @@ def _prove_way(case):
         _prove_loss(case)
 
 
+def _refuse_other_generators(stage):
+    "Refuse an augmentation whose draws do not come from the generator that it gets."
+    raw = _raw_rows(stage.data, 4, 97)
+    first, again = (leaves(_augmented(stage.data, _copy_of(stage.augment),
+                                      tree_map(torch.clone, raw), stage.like, 97))
+                    for _ in range(2))
+    if _moved(first, again, slice(None)):
+        raise ValueError("augment makes other rows of the same rows and the same generator: it "
+                         "draws random numbers elsewhere. Draw with the generator that it gets, "
+                         "as in torch.rand(len(x), generator=generator)")
+
+
 def _refuse_counting(stage, most):
-    "Refuse who makes another row of it when fewer come with it; who draws is let off."
+    "Refuse who makes another row of it when fewer come with it."
     stage = _twin(stage)
     raw = _raw_rows(stage.data, most, 98)
-    whole = _deterministic_rows(stage, raw)
+    whole, draws = _made_of(stage, raw, most)
     for b in range(1, min(most, 17)):
-        few = _deterministic_rows(stage, [take(tree, slice(0, b)) for tree in raw])
-        for who in [who for who in whole if who in few]:
+        few, others = _made_of(stage, [take(tree, slice(0, b)) for tree in raw], most)
+        followed = draws.thrown == others.thrown and draws.followed
+        for who in [who for who in whole if who == "normalize" or followed]:
             if _moved([v[:b] for v in whole[who]], few[who], slice(None)):
                 raise ValueError(f"{who} counts examples: a row comes out otherwise in a "
                                  f"batch of {b} than in one of {most}. {_RULES[who]}")
 
 
-def _deterministic_rows(stage, raw):  # {who: tensors}
-    "What normalize makes of raw rows, and augment if it draws nothing."
-    x, y = (tree_map(torch.clone, tree) for tree in raw)
-    x = model_input(stage.data, x, stage.like)
-    y = tree_map(lambda v: v.to(stage.like.device), y)
-    made = {"normalize": leaves(tree_map(torch.clone, x))}
-    if stage.augment is None:
-        return made
-    generator = torch.Generator(stage.like.device)
-    before = generator.get_state(), torch.get_rng_state()
-    result = _try_out("augment", f"It did not with {count(y)} rows", stage.augment, x, y, generator)
-    if all(map(torch.equal, before, (generator.get_state(), torch.get_rng_state()))):
-        made["augment"] = leaves(result)
-    return made
+def _made_of(stage, raw, most):  # {who: tensors}, `_WideDraws`
+    "What normalize and augment make of raw rows, with the same numbers for each row."
+    raw = [tree_map(torch.clone, tree) for tree in raw]
+    made = {"normalize": leaves(tree_map(torch.clone, model_input(stage.data, raw[0], stage.like)))}
+    with same_draws(), _WideDraws(count(raw[1]), most) as draws:
+        if stage.augment is not None:
+            made["augment"] = leaves(_augmented(stage.data, stage.augment, raw, stage.like, 98))
+    return made, draws
 
 
 def _try_odd_trial(stage, pair, trial, seed, until):  # copies for the next odd trial

@@ -10,7 +10,9 @@ ACCEPTED_ONCE = [
     "other: augment, ten rows", "other: bytes",
     "model: after a step", "model: batches of 59", "model: autograd.grad inside",
     "rows: all whole", "loss: hooked", "model: two hooks", "augment: shared out",
-    "normalize: shared out"]
+    "normalize: shared out", "model: bfloat16 only", "model: bfloat16, twenty rows",
+    "model: back, float32 only", "augment: counts, draws", "augment: half",
+    "augment: a shuffled half"]
 
 
 def accepted(names):
@@ -27,7 +29,8 @@ def test_no_leak_gets_through():
     assert accepted(leaks.LEAKS) == []
 
 
-QUICK = ["one crop", "named columns", "reader of its own", "bytes", "masks", "padding", "views"]
+QUICK = ["one crop", "named columns", "reader of its own", "bytes", "masks", "padding", "views",
+         "draws", "three ways", "routed rows, bf16"]
 
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param(leaks.INNOCENTS, marks=pytest.mark.slow)],
