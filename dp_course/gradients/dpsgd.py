@@ -143,6 +143,6 @@ def noisy_mean(
     means = {}
     for (name, g), s in zip(grads.items(), stds):
         s *= 1 + ROUNDING  # sensitivity and noise grow alike: the plan's sigma stays what it was
-        noisy = g.double() + s*normal(g.shape, generator, g.device)  # float64 until the very end
-        means[name] = (noisy/batch_size).to(g.dtype)
+        noisy = normal(g.shape, generator, g.device).mul_(s).add_(g)  # float64 until the very end
+        means[name] = noisy.div_(batch_size).to(g.dtype)
     return means

@@ -57,12 +57,15 @@ def _box_muller(
     words,  # (2m,) uint64
 ):          # (2m,) float64
     "Turn random bits into standard normal numbers, two by two."
-    u = (words.astype(np.float64) + .5)*2**-64  # from 2^-65 to 1
-    length = np.sqrt(-2*np.log(u[0::2]))
+    halves = words.view(np.uint32)  # half the time of words.astype(np.float64), the same bits
+    u = halves[1::2]*2.**32 + halves[0::2]
+    u += .5
+    u *= 2**-64  # from 2^-65 to 1
+    length = np.sqrt(-2*np.log(u[0::2].copy()))
     angle = 2*math.pi*u[1::2]
     z = np.empty(len(words))
-    z[0::2] = length*np.cos(angle)
-    z[1::2] = length*np.sin(angle)
+    np.multiply(length, np.cos(angle), out=z[0::2])
+    np.multiply(length, np.sin(angle), out=z[1::2])
     return z
 
 
