@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..data import leaf_images, losses_of
+from ..gradients import KeptGradients, LinearWeight
 from .cache import cached_features
 from .encoders import (
     encoder_state, encoder_words, is_small, load_encoder, low_precision, stage_maps)
@@ -430,7 +431,7 @@ def cosine_grad_sum(
                          f"{type(model).__name__}: use fast_grad_sum")
     weight, mean = model.linear.weight.detach(), model.mean
     products = x @ torch.cat([weight, mean[None]]).T                   # (b,o+1)
-    square = torch.bmm(x[:, None], x[:, :, None]).flatten()            # (b,)
+    square = KeptGradients(x).squared_norms().to(x.dtype)              # (b,) never below the truth
     apart = (square - 2*products[:, -1] + mean @ mean).clamp(min=0)    # |x - m|^2
     length = apart.sqrt().clamp(min=1e-12)
     out = ((products[:, :-1] - weight @ mean)/length[:, None]).requires_grad_()
@@ -441,7 +442,7 @@ def cosine_grad_sum(
     norms = slope.norm(dim=1)*(apart + rounding).sqrt()/length
     good = norms.isfinite()
     factors = torch.where(good, clip(norms[None])[0]/length, 0.)
-    pull = torch.where(good[:, None], factors[:, None]*slope, 0.)
-    kept = x if good.all() else torch.where(good[:, None], x, 0.)
-    pull, kept = pull.double(), kept.double()  # a sum of floats moves by more than its largest row
-    return {"linear.weight": pull.T @ kept - pull.sum(0)[:, None]*mean}, norms[None]
+    bad = None if good.all() else ~good
+    total = LinearWeight(x[:, None], slope[:, None]).weighted_sum(factors, bad)
+    pull = KeptGradients(slope).weighted_sum(factors, bad)             # (o,)
+    return {"linear.weight": total.addr_(pull, mean.double(), alpha=-1)}, norms[None]

@@ -161,6 +161,12 @@ def _few_at_a_time(numbers):  # of one example -> how many examples at a time
     return min(_ROWS, max(64, 8*_PIECE//numbers))
 
 
+def _columns(rows, width):  # list of slices
+    "Cut columns, where a wide copy of so many rows fits into no cache."
+    size = width if rows*width <= 8*_PIECE else max(64, _PIECE//2//rows)
+    return [slice(low, low + size) for low in range(0, width, size)]
+
+
 class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
     def __init__(
@@ -217,13 +223,16 @@ class LinearWeight:
         t = self.x.shape[1]
         if t > _FEW:
             return _late_sum(self, factors, bad, squared)
-        total, n = None, _few_at_a_time(t*sum(self.shape))
+        total = factors.new_empty(self.shape, dtype=torch.float64)
+        n = _few_at_a_time(t*sum(self.shape))
+        columns = _columns(t*min(n, len(factors)), self.shape[1])
         for low in range(0, max(1, len(factors)), n):  # two float32's product: exact in float64
             part = slice(low, low + n)
             erased = None if bad is None else bad[part]
-            x = weighted_rows(self.x[part], erased).flatten(0, 1)
             g = weighted_rows(self.g[part], erased, factors[part]).flatten(0, 1)
-            total = g.T @ x if total is None else total.addmm_(g.T, x)
+            for some in columns:
+                x = weighted_rows(self.x[part, :, some], erased).flatten(0, 1)
+                total[:, some].addmm_(g.T, x, beta=min(low, 1))  # 0: there is nothing yet
         return total
 
     def kept(self):
