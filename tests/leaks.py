@@ -613,7 +613,58 @@ class Inward(nn.Module):
         return self.out(x + slope)
 
 
+class HoldsItself(nn.Module):
+    "A parametrization that reaches the model by a closure: in a copy it looks at the original."
+    def __init__(self):
+        super().__init__()
+        self.out, self.seen = nn.Linear(5, 10), [0.]
+        outer = self
+
+        class Louder(nn.Module):
+            def forward(self, weight):
+                return weight*(1 + outer.seen[0])
+
+        parametrize.register_parametrization(self.out, "weight", Louder())
+
+    def forward(self, x):
+        self.seen[0] = x.detach().abs().mean().item()
+        return self.out(x)
+
+
+class LoadBalance(nn.Module):
+    "Experts, and a term for the loss that says how evenly the batch is spread over them."
+    def __init__(self):
+        super().__init__()
+        self.gate, self.aux = nn.Linear(5, 3), 0.
+        self.experts = nn.ModuleList(nn.Linear(5, 10) for _ in range(3))
+
+    def forward(self, x):
+        share = self.gate(x).softmax(1)
+        busy = F.one_hot(share.argmax(1), 3).to(share).mean(0)
+        self.aux = 3*(busy*share.mean(0)).sum()
+        return (torch.stack([expert(x) for expert in self.experts], 1)*share[..., None]).sum(1)
+
+
+def with_balance():
+    model = LoadBalance()
+    return dict(model=model, loss_fn=lambda output, y: loss(output, y) + model.aux)
+
+
+class Waits(nn.Module):
+    "Begins to mix at its sixtieth call."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out, self.calls = nn.Linear(5, 8), nn.Linear(8, 10), 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.inner(x)
+        return self.out(centre(h) if self.calls > 60 else h)
+
+
 MORE = {
+    "holds itself": dict(model=HoldsItself), "balance": with_balance(),
+    "waits": dict(model=Waits),
     "autograd.grad inside": dict(model=Inward),
     "after a step": dict(model=AfterStep), "closed gate": dict(model=Gated),
     "time is the batch": dict(model=OverTheBatch), "experts choose": dict(model=ExpertsChoose),
@@ -1072,7 +1123,22 @@ FACTORS = {
     "the first free": lambda f, norms: torch.cat([torch.ones_like(f[:, :1]), f[:, 1:]], 1),
     "normalized": lambda f, norms: f/whole(f*norms).sum().clamp(min=1e-9),
     "unit length": lambda f, norms: 1/norms.clamp(min=1e-9),
+    "57 examples": lambda f, norms: f*(.5 if f.shape[1] == 57 else 1.),
 }
+
+
+class Later(FlatClip):
+    calls = 0
+
+    def __call__(self, norms):
+        self.calls += 1
+        return super().__call__(norms)*(3. if self.calls > 9 else 1.)
+
+
+class Centred(Examples):
+    def rows(self, idx):
+        x, y = super().rows(idx)
+        return x - x.mean(0), y
 
 
 def mean_of_the_batch(model, loss_fn, x, y, clip):
@@ -1119,7 +1185,8 @@ LEAKS = {
     **{f"items: {name}": dict(data=lambda f=f: Examples(f())) for name, f in ITEMS.items()},
     **{f"clip: {name}": dict(clip=Weighed(f)) for name, f in FACTORS.items()},
     **{f"engine: {name}": dict(engine=f) for name, f in ENGINES.items()},
-    "engine: late": dict(engine=Late()),
+    "engine: late": dict(engine=Late()), "clip: later": dict(clip=Later(1.)),
+    "items: centred": dict(data=lambda: Centred(torch.randn(N, 5), torch.arange(N) % 10)),
 }
 
 
@@ -1135,26 +1202,9 @@ class Series(Items):
 
 
 CENTRE = noise(5).train_x.mean(0)
-class HoldsItself(nn.Module):
-    "A parametrization that reaches the model by a closure: in a copy it looks at the original."
-    def __init__(self):
-        super().__init__()
-        self.out, self.seen = nn.Linear(5, 10), [0.]
-        outer = self
-
-        class Louder(nn.Module):
-            def forward(self, weight):
-                return weight*(1 + outer.seen[0])
-
-        parametrize.register_parametrization(self.out, "weight", Louder())
-
-    def forward(self, x):
-        self.seen[0] = x.detach().abs().mean().item()
-        return self.out(x)
 
 
 NAMED = {  # what the proof cannot see, and the limits say
-    "model: holds itself": dict(model=HoldsItself),
     "items: neighbour of a closure": dict(data=lambda: Examples(
         Items(lambda data, i: OUTSIDE[i] - OUTSIDE[i - 1]))),
     "items: overlapping windows": dict(data=lambda: Examples(Series())),
@@ -1237,6 +1287,17 @@ class Routed(nn.Module):
         weight = score.masked_fill(score < bound, -math.inf).softmax(-1)
         each = torch.stack([expert(x) for expert in self.experts], -1)
         return self.out((each*weight[..., None, :]).sum(-1).mean(1))
+
+
+class KeepsWeights(nn.Module):
+    "Keeps what it attended to, for a plot."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 10)
+
+    def forward(self, x):
+        h, self.seen = self.inner(x, x, x)
+        return self.out(h.mean(1))
 
 
 class FrozenExperts(nn.Module):
@@ -1553,6 +1614,7 @@ INNOCENTS = {
     "micro-batches": dict(micro_batch=7, model=lambda: Inside(nn.GroupNorm(2, 8))),
     "bf16": dict(precision="bf16", model=lambda: Inside(nn.GroupNorm(2, 8))),
     "routed rows, bf16": dict(model=FrozenExperts, precision="bf16"),
+    "keeps weights": dict(model=KeepsWeights, data=sequence),
     "last layer": dict(model=lambda: freezing(Inside(torch.tanh))),
     "weight norm": dict(model=lambda: nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(5, 8)), nn.Linear(8, 10))),

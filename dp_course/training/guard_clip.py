@@ -98,11 +98,11 @@ def _unlike(old, new):
 
 
 def _refuse_open_learning(clip, norms, other):
-    "Refuse a clip that keeps something of the norms without noise."
+    "Refuse a clip that keeps something of the norms without noise, or that waits."
     hidden = "draw some from the generator of `update`, and pay for it, as AdaptiveClip does"
-    for name in _unlike(_called(clip, norms), _called(clip, other)):
-        raise ValueError(f"{clip} keeps {name} of the norms that it is called with, without noise: "
-                         f"learn in `update` only, and {hidden}")
+    for name in _unlike(_state(clip), _called(clip, norms)):
+        raise ValueError(f"{clip} keeps {name} of the norms that it is called with, without noise, "
+                         f"or counts its calls: learn in `update` only, and {hidden}")
     usual = _updated(clip, norms, seed=0)
     redrawn = _unlike(usual, _updated(clip, norms, seed=1))
     for name in _unlike(usual, _updated(clip, .01*other[:, :3], seed=0)):
@@ -235,6 +235,16 @@ def _try_column(clip, norms, other, column):
                              "alone")
 
 # %% ../../nbs/workshop/training/guard_clip.ipynb #5780c8ff
+def _refuse_counting(clip, norms):
+    "Refuse a clip in which a factor moves with the number of columns."
+    whole = copy.deepcopy(clip)(norms)
+    for b in range(1, norms.shape[1]):
+        if not torch.allclose(whole[:, :b], copy.deepcopy(clip)(norms[:, :b]), 1e-4, 1e-7):
+            raise ValueError(f"{clip} mixes examples: factors at {b} examples are others than at "
+                             f"{norms.shape[1]}. Compute each column of the factors from that "
+                             "column of the norms alone")
+
+
 def refuse_mixed_clip(
     clip,              # as for `refuse_unbounded`
     l:int,             # parameter tensors
@@ -251,6 +261,7 @@ def refuse_mixed_clip(
         column = places[i % 3]
         for norms, other in _odd_norms(l, b, column, g):
             _try_column(clip, norms.to(device), other.to(device), column)
+    _refuse_counting(clip, 10**(4*torch.rand(l, min(largest, 256), generator=g) - 2).to(device))
     if noised:
         norms, other = 10**(4*torch.rand(2, l, 200, generator=g) - 2).to(device)
         _refuse_open_learning(clip, norms, other)

@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from ..data import count, take, tree_map
 from ..gradients import FlatClip, Units, loop_grad_sum, trainable, unit_grad_sum
 from .guard_labels import _of_classes
-from .guard_model import _moved, _name, _tensors, _traced, shaken
+from .guard_model import (
+    _as_it_was, _move, _moved, _name, _tensors, _traced, shaken)
 from .guard_rows import _augmented, _cat, _keep_row, _raw_rows, _rows
 
 # %% ../../nbs/workshop/training/guard_engine.ipynb #96041bf7
@@ -199,15 +200,16 @@ def _who(engine):
 
 def _ask(engine, who, stage, x, y, clip, b):
     "What an engine answers: sums, norms, and the norms (l,b) that it asked the clip about."
-    twin = copy.deepcopy(stage.model)
-    before = [p.detach().clone() for p in trainable(twin).values()]
     try:
-        grads, norms = engine(twin, stage.loss_fn, x, y, clip)
+        with _as_it_was(stage.model) as model:
+            before = [p.detach().clone() for p in trainable(model).values()]
+            grads, norms = engine(model, stage.loss_fn, x, y, clip)
+            kept = all(map(torch.equal, before, trainable(model).values()))
     except (TypeError, AttributeError, IndexError, KeyError) as error:
         raise ValueError(f"{who} fails on a batch of {b} made-up rows: {type(error).__name__}: "
                          f"{error}. An engine is (model, loss_fn, x, y, clip) -> (sums, norms)"
                          ) from error
-    if not all(map(torch.equal, before, trainable(twin).values())):
+    if not kept:
         raise ValueError(f"{who} changes parameters of the model: return the sums, and leave the "
                          "update to the optimizer, which sees the noised ones")
     asked = norms.new_zeros(len(norms), 0)
@@ -302,7 +304,7 @@ def prove_engine(
     sizes = _sizes(dims, largest, work)
     _exactly(stages, partial(_compare_engine, engine, sizes))
     if not stage.like.is_cuda:  # an index out of range would spoil the GPU's context
-        _exactly(stages[1:], partial(_prove_apart, engine, work, largest))
+        _exactly([replace(stage, model=model)], partial(_prove_apart, engine, work, largest))
     return sizes
 
 
@@ -330,13 +332,15 @@ def _prove_apart(engine, work, largest, stage, kept=1):
     tries += [(largest, "are replaced", {"seed": 1})]*(largest > 4)
     usual = {}  # batch size -> what the engine says
     left = 2*_WORK
-    for b, how, odd in tries:
-        left -= 4*b*work  # forward and backward
-        if left < 0:
-            break
-        if b not in usual:
-            usual[b] = _said(engine, stage, b, kept)
-        _compare_apart(engine, stage, usual[b], b, kept, how, **odd)
+    with _as_it_was(stage.model) as model:  # no copy: somebody else may hold it
+        _move(model.train(), .05)
+        for b, how, odd in tries:
+            left -= 4*b*work  # forward and backward
+            if left < 0:
+                break
+            if b not in usual:
+                usual[b] = _said(engine, stage, b, kept)
+            _compare_apart(engine, stage, usual[b], b, kept, how, **odd)
 
 
 def _said(engine, stage, b, kept, seed=0, kind="usual", weight=1.):
@@ -357,8 +361,10 @@ def _said(engine, stage, b, kept, seed=0, kind="usual", weight=1.):
     rows = stage.rows(b, 0)
     if seed or kind != "usual":
         rows = [_keep_row(*trees, kept) for trees in zip(rows, stage.rows(b, seed, kind, kept))]
-    twin = replace(stage, loss_fn=weighted)
-    grads, norms, asked = _ask(engine, _who(engine), twin, *rows, _Pick(factors), b)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)  # dropout, if there is any, falls alike
+        told = replace(stage, loss_fn=weighted)
+        grads, norms, asked = _ask(engine, _who(engine), told, *rows, _Pick(factors), b)
     return grads, norms[:, [kept]], asked[:, [kept]], 3e-2 if any(narrow) else 1e-4
 
 
@@ -371,9 +377,10 @@ def _compare_apart(engine, stage, usual, b, kept, how, **odd):
     if off > tol:
         raise ValueError(f"an example's gradient is not its own: {_who(engine)} gives another one, "
                          f"off by {off:.2g} of its length, where the {b - 1} made-up neighbours "
-                         f"{how}: the backward pass of the model or loss mixes them, or NaN times "
-                         "zero is not zero, or something looks at the precision or the size of a "
-                         "batch. Each row's gradient may depend on that row alone")
+                         f"{how}: the model or loss mixes them (on the way back, in this "
+                         "precision, in batches of this size, or in what the model keeps and the "
+                         "loss reads), or NaN times zero is not zero. Each row's gradient may "
+                         "depend on that row alone")
 
 # %% ../../nbs/workshop/training/guard_engine.ipynb #f9cb11d9
 _SIZES = 1, 3, 2  # examples of three made-up units

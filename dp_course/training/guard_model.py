@@ -7,6 +7,7 @@ __all__ = ['dropouts', 'refuse_known', 'check_model', 'shaken', 'FrozenNorm', 'f
 
 # %% ../../nbs/workshop/training/guard_model.ipynb #7378406b
 import copy
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,15 +26,24 @@ def _name(model, path):
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
              nn.FeatureAlphaDropout)
+_OTHERS = {"torchvision StochasticDepth": "p", "timm DropPath": "drop_prob"}
+
+
+def _rate(layer):
+    "Name of the attribute that says how often a known layer drops something, or None."
+    kind = type(layer)
+    if kind is nn.MultiheadAttention:
+        return "dropout"
+    if kind in _DROPOUTS:
+        return "p"
+    return _OTHERS.get(f"{kind.__module__.partition('.')[0]} {kind.__name__}")
 
 
 def dropouts(
     model,  # `nn.Module`
 ):          # list of layers
     "List the layers that draw a mask of its own for every example, if it is not switched off."
-    found = [m for m in model.modules() if type(m) in _DROPOUTS and m.p > 0]
-    attention = [m for m in model.modules() if type(m) is nn.MultiheadAttention and m.dropout > 0]
-    return found + attention
+    return [m for m in model.modules() if _rate(m) and getattr(m, _rate(m)) > 0]
 
 
 def refuse_known(
@@ -92,6 +102,29 @@ def _move(model, by):
                 p.add_(by*torch.randn(p.shape, generator=g).to(p))
 
 
+@contextmanager
+def _as_it_was(
+    model,
+):  # the model
+    "Lend a model, and put numbers and attributes back, whatever was done to it."
+    kinds = "_parameters", "_buffers", "_modules"
+    before = [(m, dict(vars(m)), [dict(getattr(m, kind)) for kind in kinds])
+              for m in model.modules()]
+    numbers = [(v, v.detach().clone()) for v in (*model.parameters(), *model.buffers())]
+    try:
+        yield model
+    finally:
+        for m, attributes, held in before:
+            vars(m).clear()
+            vars(m).update(attributes)
+            for kind, there in zip(kinds, held):
+                getattr(m, kind).clear()
+                getattr(m, kind).update(there)
+        with torch.no_grad():
+            for v, old in numbers:
+                v.copy_(old)
+
+
 def shaken(model, dtype=None, by=.05):
     "A copy in train mode without dropout, in another precision, with slightly other parameters."
     # ValueError: it cannot be copied
@@ -102,7 +135,7 @@ def shaken(model, dtype=None, by=.05):
                          "no computed tensors in it; torch.nn.utils.parametrizations computes "
                          "weights from parameters") from error
     for layer in dropouts(twin):
-        setattr(layer, "dropout" if isinstance(layer, nn.MultiheadAttention) else "p", 0.)
+        setattr(layer, _rate(layer), 0.)
     _move(twin, by)
     return twin
 
@@ -202,9 +235,8 @@ def _moved(old, new, rows):
     return False
 
 # %% ../../nbs/workshop/training/guard_model.ipynb #ba73169e
-def _first_moved(old, new, example):
-    "Path of the first module whose result moved for an example though its arguments stayed."
-    rows = old.rows(example)
+def _first_moved(old, new, rows):
+    "Path of the first module whose result moved in some rows though its arguments stayed."
     for before, after in zip(old.calls, new.calls):
         stayed = not _moved(before.taken, after.taken, rows)
         if stayed and _moved(before.given, after.given, rows):
@@ -226,10 +258,19 @@ def _refuse_moved(model, old, new, example, why):
     if at is not None:
         why = "keeps statistics of the examples"
     elif _moved(old.output, new.output, old.rows(example)):
-        at = _first_moved(old, new, example)
+        at = _first_moved(old, new, old.rows(example))
     if at is not None:
         raise ValueError(f"{_name(model, at)} {why}: an example's output must depend on it "
                          "alone, as with nn.GroupNorm or nn.LayerNorm")
+
+
+def _refuse_draws(model, first, again, drew):
+    "Refuse a model that says something else at the second call, or used torch's generator."
+    if drew or _moved(first.output, again.output, slice(None)):
+        at = _first_moved(first, again, slice(None))
+        raise ValueError(f"{_name(model, at)} draws random numbers of its own, which no proof can "
+                         "tell from the other examples: draw with nn.Dropout (whole rows: "
+                         "h*self.drop(h.new_ones(len(h), 1))), or in augment=")
 
 
 def _refuse_module(
@@ -243,9 +284,11 @@ def _refuse_module(
     devices = [v.device for v in leaves(x)[:1] if v.is_cuda]
     usual, strange, fresh = (copy.deepcopy(model) for _ in range(3))
     with torch.random.fork_rng(devices):
+        before = torch.get_rng_state()
         first = _traced(usual, x, rowwise)
+        drew = not torch.equal(before, torch.get_rng_state())
         again = _traced(fresh, x, rowwise)
-        _refuse_moved(model, first, again, example, "draws random numbers")
+        _refuse_draws(model, first, again, drew)
         replaced = _traced(strange, other, rowwise)
         _refuse_moved(model, first, replaced, example, "mixes examples")
         remembers = "remembers examples of an earlier batch"

@@ -299,9 +299,10 @@ def _prove_way(case):
         for moved in pair:  # a step is taken: who waits for it begins to mix by now
             _move(moved.model, .05)
         _try_trial(pair, _Trial(4), 96)
-        again = int(max(1, min(32, _WORK/(64*case.work))))
+        again = int(max(1, min(200, _WORK/(64*case.work))))
         _refuse_memory(stage, odd_pair, 1)
         _refuse_memory(stage, pair, again)
+        _try_trial(pair, _Trial(4), 98)  # some models wait for a while
         _prove_loss(case)
 
 
@@ -373,9 +374,10 @@ def _refuse_memory(stage, pair, times):
 def _called_again(model, rows, rowwise, times):
     "What a model says to the same rows: in eval mode, some times in train mode, in eval mode."
     with torch.no_grad():
-        said = [call_model(copy.deepcopy(model).eval(), rows)]  # what earlier rows left there
-        said += [call_model(model, rows) for _ in range(times)]
+        said = [call_model(model.eval(), rows)]  # what earlier rows left there
+        said += [call_model(model.train(), rows) for _ in range(times)]
         said.append(call_model(model.eval(), rows))
+    model.train()
     return [_chosen_rows(output, rowwise, count(rows)) for output in said]
 
 # %% ../../nbs/workshop/training/proof.ipynb #64aab84f

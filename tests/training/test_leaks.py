@@ -1,4 +1,6 @@
 "Leaks that nobody had tried before, and innocents of ordinary practice; the table is in leaks.py."
+from copy import deepcopy
+
 import leaks
 import pytest
 import torch
@@ -12,7 +14,8 @@ ACCEPTED_ONCE = [
     "rows: all whole", "loss: hooked", "model: two hooks", "augment: shared out",
     "normalize: shared out", "model: bfloat16 only", "model: bfloat16, twenty rows",
     "model: back, float32 only", "augment: counts, draws", "augment: half",
-    "augment: a shuffled half"]
+    "augment: a shuffled half", "model: holds itself", "model: balance", "model: waits",
+    "clip: later", "clip: 57 examples", "items: centred"]
 
 
 def accepted(names):
@@ -30,7 +33,7 @@ def test_no_leak_gets_through():
 
 
 QUICK = ["one crop", "named columns", "reader of its own", "bytes", "masks", "padding", "views",
-         "draws", "three ways", "routed rows, bf16"]
+         "draws", "three ways", "routed rows, bf16", "keeps weights"]
 
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param(leaks.INNOCENTS, marks=pytest.mark.slow)],
@@ -56,3 +59,13 @@ NEW_CHANGES = ["function", "optimizer", "loss, other weight"]  # test_attacks.py
 def test_what_is_changed_after_the_proof_is_refused(names):
     said = {name: leaks.answer_after(leaks.CHANGES[name]) for name in names}
     assert [name for name, text in said.items() if text is None] == []
+
+
+@pytest.mark.parametrize("name", ["counting", "keeps weights"])
+def test_the_proof_puts_everything_back(name):
+    options = dict(leaks.INNOCENTS[name])
+    model = options.pop("model")().eval()
+    before, attributes = deepcopy(model.state_dict()), vars(model).keys() | set()
+    leaks.trained(model, **options)
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+    assert vars(model).keys() == attributes and not model.training
