@@ -159,7 +159,7 @@ def _log_sigma(low, high, spent, eps):
 from dataclasses import InitVar, dataclass
 
 from .budget import (
-    Budget, check_plan_numbers, plain_numbers, plan_in_words, steps_of)
+    Budget, check_plan_numbers, plain_numbers, plan_in_words, refuse_unknown, steps_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +177,11 @@ class PrivacyPlan:
     releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
     unit:str="example"             # whose data count as one: then n and batch_size count these
     epochs:InitVar[float]=None     # instead of steps: epochs*n/batch_size of them
+
+    def __new__(cls, *_, **asked):
+        if cls is PrivacyPlan:
+            refuse_unknown(asked, cls.__dataclass_fields__)
+        return super().__new__(cls)
 
     def __post_init__(self, epochs):
         self._set(steps=steps_of(self, epochs))

@@ -21,7 +21,7 @@ def accuracy(
     # ValueError: output or labels are of another kind
     classes = isinstance(output, torch.Tensor) and output.dim() == 2 and output.shape[1] > 1
     labels = isinstance(y, torch.Tensor) and y.dim() == 1 and not y.is_floating_point()
-    if not (classes and labels):
+    if not (classes and labels and len(output) == len(y)):
         kinds = " and ".join(map(_kind, (output, y)))
         raise ValueError(f"accuracy needs outputs (b,classes) and integer labels (b,), not {kinds}"
                          ": pass metric=binary_accuracy, squared_error or your own")

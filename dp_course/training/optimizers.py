@@ -80,6 +80,9 @@ class DPAdam(torch.optim.Optimizer):
         **options,  # lr, betas, floor
     ):              # params -> optimizer, for `Trainer(optimizer=...)`
         "Take the noise's standard deviation from the plan and the clip, as the trainer does."
+        if not hasattr(plan, "sigma") or not hasattr(clip, "std"):
+            raise ValueError(f"from_plan takes a PrivacyPlan and a clip, not {plan!r:.40} and "
+                             f"{clip!r:.40}: pass the trainer's own, as in from_plan(plan, clip)")
         std = torch.as_tensor(clip.std(plan.sigma), dtype=torch.float64)/plan.batch_size
         return lambda params: cls(params, noise_std=std.tolist(), **options)
 

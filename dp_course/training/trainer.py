@@ -25,7 +25,7 @@ from ..gradients import (
 from ..privacy import SecretSeed, keyed_digest, new_seed, normal, poisson_indices
 from .checkpoints import load_checked, save_atomic
 from .guard_clip import refuse_unbounded
-from .guard_model import Seal, check_optimizer, dropouts
+from .guard_model import Seal, check_model, check_optimizer, dropouts
 from .guard_plan import check_plan, in_units, most_rows
 from .ledger import STEPS, Book, Entry
 from .metrics import accuracy
@@ -66,7 +66,8 @@ class Trainer:
         self._refuse_to_be_alone()
         _check_parts(model, callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
                      augment=augment)
-        if not isinstance(seed, (int, str, type(None))):
+        check_model(model)
+        if isinstance(seed, bool) or not isinstance(seed, (int, str, type(None))):
             raise ValueError(f"{seed=!r:.80} is no seed: pass an integer, text, or None: a secret "
                              "one")
         engine = _in_precision(engine, precision, model)

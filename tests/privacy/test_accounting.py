@@ -1037,3 +1037,12 @@ def test_numbers_beyond_all_bounds_are_refused_in_words(strange, words):
     usual = {"n": 1000, "batch_size": 100, "steps": 10, "eps": 3., "delta": 1e-5}
     with pytest.raises(ValueError, match=words):
         PrivacyPlan(**{**usual, **strange})
+
+
+@pytest.mark.parametrize("asked, words", [
+    ({"target_epsilon": 3}, "write eps=3"), ({"noise_multiplier": 1.}, r"write sigma=1\.0"),
+    ({"max_grad_norm": 1.}, "in the Trainer"), ({"target_delta": 1e-5}, "write delta=1e-05"),
+    ({"sample_rate": .1}, r"write batch_size=0\.1\*n"), ({"foo": 1}, "it takes n, batch_size")])
+def test_names_of_other_libraries_are_answered_in_ours(asked, words):
+    with pytest.raises(ValueError, match=words):
+        PrivacyPlan(n=1000, batch_size=20, steps=5, **asked)
