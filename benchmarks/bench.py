@@ -497,7 +497,8 @@ def main(argv=None):
           ", ".join(f"{k} {v}" for k, v in result["machine"].items()),
           f"written: {stem.name}.json, .png", sep="\n")
     if not args.quick and not args.cases:
-        subprocess.run([sys.executable, str(HERE.with_name("accounting.py"))], check=False)
+        for other in ("accounting.py", "frameworks.py"):
+            subprocess.run([sys.executable, str(HERE.with_name(other))], check=False)
 
 
 if __name__ == "__main__":
