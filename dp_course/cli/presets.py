@@ -190,18 +190,6 @@ PRESETS["resnet20-cpu-plain"] |= dict(
     tuning_runs=6,  # four of the private run, two at higher rates that were stopped
 )
 
-PRESETS["resnet20-cpu-trained"] = dict(
-    PRESETS["resnet20-cpu-plain"],
-    about="no privacy: ResNet-20 as one trains it: small batches, views, a falling rate",
-    batch_size=256,
-    epochs=80,
-    lr=.2,
-    schedule="linear",
-    views=1,
-    ema=0.,
-    tuning_runs=0,
-)
-
 # %% ../../nbs/workshop/cli/presets.ipynb #5c0e0003
 PRESETS["shoe-fashion-eps2.7"] = dict(
     about="tanh CNN on Fashion-MNIST at the budget of Papernot et al.",

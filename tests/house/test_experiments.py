@@ -12,14 +12,24 @@ import torch.nn.functional as F
 from dp_course.basics import near
 from dp_course.cli import open_release
 from dp_course.cli.main import main
-from dp_course.data import load
+from dp_course.data import Examples, load
 from dp_course.privacy import epsilon
 from dp_course.training import flat_row, read_record, read_runs, run_file, sweep
 
 pytestmark = pytest.mark.usefixtures("proved_once")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from experiments import classes, clipping, falling, harness, kernels, scaling, tricks, views  # noqa: E402
+from experiments import (  # noqa: E402
+    classes,
+    clipping,
+    falling,
+    harness,
+    kernels,
+    ordinary,
+    scaling,
+    tricks,
+    views,
+)
 
 RECIPES = {recipe.NAME: recipe for recipe in (clipping, scaling, tricks, classes)}
 
@@ -274,3 +284,28 @@ def test_the_record_of_the_falling_rate_begins_on_the_way_of_the_run_itself():
     same, = (line for line in run if line["kind"] == "epoch" and line["step"] == rows[0]["step"])
     assert abs(same["test_accuracy"] - rows[0]["test_accuracy"]) < 1.5e-4
     assert rows[-1]["step"] == run[-1]["step"] and rows[-1]["next_lr"] == 0
+
+
+# ---- the ResNet-20 without privacy
+
+
+def test_an_ordinary_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (48, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    y = torch.arange(48) % 10
+    data = Examples(x[:32], y[:32], test_x=x[32:], test_y=y[32:], classes=range(10))
+
+    def stop(row, **_):
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    def run(name, say):
+        return ordinary.trained(data, 2, 0, tmp_path/name, say)
+
+    whole = run("whole", lambda row, **_: None)
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", stop)
+    rest = run("cut", lambda row, **_: None)
+    assert [row["test_accuracy"] for row in rest] == [row["test_accuracy"] for row in whole]
+    weights = [torch.load(tmp_path/name, weights_only=True)["model"] for name in ("whole", "cut")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
