@@ -64,6 +64,13 @@ def proved_once(monkeypatch):
     monkeypatch.setattr(trainer, "prove_separate", once(trainer.prove_separate, _PROVED))
 
 
+@pytest.fixture
+def unproved(monkeypatch):
+    "For modules about presets and commands: `test_every_miniature_takes_a_step` proves their runs."
+    from dp_course.training import trainer
+    monkeypatch.setattr(trainer, "prove_separate", lambda *parts, **more: None)
+
+
 _DRAWN = {}
 
 

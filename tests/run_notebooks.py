@@ -1,20 +1,34 @@
 """`nbdev_test` as `make test` runs it: the same cells with the same flags, in two workers.
 
 They are forked from here, so that the course is imported once. No figure is rendered (IPython only
-prints what goes wrong there), and a proof that a worker has seen succeed is not repeated; `make
-test-slow` runs `nbdev_test` itself.
+prints what goes wrong there), a proof that a worker has seen succeed is not repeated, and solutions
+are judged in tests/exercises; `make test-slow` runs `nbdev_test` itself.
 """
 import matplotlib.pyplot  # noqa: F401
+import opacus  # noqa: F401
+import scipy.stats  # noqa: F401
+import sklearn.datasets  # noqa: F401
 import torch._dynamo  # an optimizer imports it: two seconds
 from IPython.core import pylabtools
-from nbdev.test import nbdev_test
+from nbdev import test
 from proved import once
 
 from dp_course.cli import main  # noqa: F401
 from dp_course.training import trainer
 
+
+class Shell(test.CaptureShell):
+    "Runs a solution without the check in its last line."
+    def run_all(self, nb, **options):
+        for cell in nb.cells:
+            if cell.source.startswith("# solution\n"):
+                cell.source = cell.source.rstrip().rpartition("\n")[0]
+        super().run_all(nb, **options)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     pylabtools.retina_figure = lambda figure, **options: None
     trainer.prove_separate = once(trainer.prove_separate, set())
-    nbdev_test(n_workers=2, timing=True)
+    test.CaptureShell = Shell
+    test.nbdev_test(n_workers=2, timing=True)

@@ -71,8 +71,9 @@ CORRECT = {
 # --- the bug lab
 
 
-DEAR = {("full", "release"), ("small", "release"), ("full", "one run"), ("full, views", "sampler")}
-PAIRS = [  # the views change nothing between steps; the dear ones take three to twenty seconds
+DEAR = {("full", "release"), ("small", "release"), ("full", "one run"), ("full, views", "sampler"),
+        ("full", "sampler"), ("full", "replay")}
+PAIRS = [  # the views change nothing between steps; the dear ones take two to twenty seconds
     pytest.param(name, layer, marks=[pytest.mark.slow]*((name, layer) in DEAR))
     for layer in AUDITS for name in CORRECT
     if not ("views" in name and layer in ("one run", "release"))]
@@ -389,7 +390,8 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow]*(name == "drawn more often")) for name in BREAKS])
 def test_the_full_trainer_broken_is_caught(name, monkeypatch):
     layer, where, what, instead = BREAKS[name]
     monkeypatch.setattr(where, what, instead)

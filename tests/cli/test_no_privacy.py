@@ -25,7 +25,7 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.training import STEPS, Book, Entry, load_checked, read_record, recorded
 
-pytestmark = pytest.mark.usefixtures("proved_once")
+pytestmark = pytest.mark.usefixtures("unproved")
 
 OPEN = [name for name in PRESETS if make_config(name).eps == math.inf]
 

@@ -163,6 +163,7 @@ def test_only_the_rows_asked_for_are_read():
     assert d.test_x.together == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
 def test_a_file_larger_than_memory(tmp_path):
     "64 GB that take no room on the disk; few, long rows, since each costs the system a long read."
@@ -398,7 +399,8 @@ REAL = {"mnist": (60_000, 1, 28, 28), "fashion": (60_000, 1, 28, 28),
         "cifar10": (50_000, 3, 32, 32)}
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow]*(name != "mnist")) for name in REAL])
 def test_real_sets(real, name):
     d, shape = real(name), REAL[name]
     assert d.name == name and d.train_x.shape == shape and d.test_x.shape == (10_000, *shape[1:])

@@ -37,7 +37,7 @@ from dp_course.training import HeadFirst, Record, Trainer, read_record, save_ato
 from experiments import harness
 from experiments import leaves as recipe
 
-pytestmark = pytest.mark.usefixtures("proved_once")
+pytestmark = pytest.mark.usefixtures("unproved")
 
 by = pytest.mark.parametrize
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,7 +16,7 @@ from dp_course.data import Examples, load
 from dp_course.privacy import epsilon
 from dp_course.training import flat_row, read_record, read_runs, run_file, sweep
 
-pytestmark = pytest.mark.usefixtures("proved_once")
+pytestmark = pytest.mark.usefixtures("unproved")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import (  # noqa: E402

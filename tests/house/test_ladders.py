@@ -11,6 +11,8 @@ from dp_course.training import flat_row
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import ladders  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("unproved")
+
 
 def record(cells, best):
     "Rows of runs whose accuracy falls with the distance from the best rate, in octaves."

@@ -580,8 +580,9 @@ def test_a_delta_near_the_chance_of_being_used_is_refused(plan):
 
 
 @by_values("numbers", [
-    dict(eps=1., delta=1e-10, q=1e-9, steps=1000), dict(eps=3., delta=.09, q=.04, steps=1000),
-    dict(eps=1e-6, delta=1e-5, q=.01, steps=100), dict(eps=1e6, delta=1e-5, q=.01, steps=100),
+    pytest.param(dict(eps=1., delta=1e-10, q=1e-9, steps=1000), marks=pytest.mark.slow),
+    dict(eps=3., delta=.09, q=.04, steps=1000), dict(eps=1e-6, delta=1e-5, q=.01, steps=100),
+    pytest.param(dict(eps=1e6, delta=1e-5, q=.01, steps=100), marks=pytest.mark.slow),
     dict(eps=3., delta=1e-5, q=.01, steps=10**9), dict(eps=.1, delta=1e-5, q=1., steps=10**15)])
 def test_calibration_at_the_extremes_never_overspends(numbers):
     sigma = noise_multiplier(**numbers)

@@ -249,8 +249,8 @@ def innocent(data):
 def test_items_of_one_row_are_innocent(make, table):
     made = Items(make, table=table)
     innocent(made)
-    innocent(torch.utils.data.Subset(made, range(3, 20)))
-    innocent(torch.utils.data.ConcatDataset([made, made]))
+    refuse_mixed_items(Examples(torch.utils.data.Subset(made, range(3, 20))))
+    refuse_mixed_items(Examples(torch.utils.data.ConcatDataset([made, made])))
 
 
 def test_rows_of_tensors_are_innocent():

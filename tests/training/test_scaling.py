@@ -388,7 +388,8 @@ def exact_best_of(tries, sigma, q, delta):
 
 
 @by_shape
-@pytest.mark.parametrize("q, sigma", [(1., .8), (1., 3.), (.1, .7)])
+@pytest.mark.parametrize("q, sigma", [
+    pytest.param(1., .8, marks=pytest.mark.slow), (1., 3.), (.1, .7)])
 def test_never_below_the_truth_for_gaussian_runs(eta, q, sigma):
     run = dict(q=q, sigma=sigma, steps=1, delta=1e-5)
     single = epsilon(**run)
