@@ -487,6 +487,7 @@ def main(argv=None):
                   bf16={}, how=HOW, threads=torch.get_num_threads())
     if args.device == "cpu" and has_bfloat16("cpu"):  # what `auto` goes by
         result["bf16_product"] = round(bf16_product_ratio(), 3)
+        result["amx"] = bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
     for part, case, rows in runs(args):
         result[part][case] = rows
         result["load"] = os.getloadavg()
