@@ -574,7 +574,7 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path):
     (dict(optimizer="adam"), "torch.optim.Adam"), (dict(optimizer=.1), "no optimizer"),
     (dict(precision="half"), "precision=.half. is unknown"),
     (dict(metric="acc"), "no function"), (dict(augment=3), "no function"),
-    (dict(seed=[]), "no seed"), (dict(seed=1.5), "no seed")])
+    (dict(seed=[]), "no seed"), (dict(seed=1.5), "no seed"), (dict(seed=True), "no seed")])
 def test_options_that_are_none_are_answered(options, words):
     with pytest.raises(ValueError, match=words):
         a_trainer(**options)
