@@ -37,10 +37,8 @@ from dp_course.training import HeadFirst, Record, Trainer, read_record, save_ato
 from experiments import harness
 from experiments import leaves as recipe
 
-pytestmark = pytest.mark.usefixtures("unproved")
-
 by = pytest.mark.parametrize
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "unproved")
 
 
 # -- the images ------------------------------------------------------------------------------------
