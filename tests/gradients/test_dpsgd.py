@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, vmap
-from toys import close, conv, linear, loss, toy
+from toys import close, conv, generator, linear, loss, toy
 
 from dp_course.data import Views, take
 from dp_course.gradients import FlatClip, example_grads, loop_grad_sum, noisy_mean
+from dp_course.privacy.randomness import normal
 
 
 class Tied(nn.Module):
@@ -195,3 +196,9 @@ def test_noise_has_the_std_it_says():
 def test_noise_refuses_nonsense(std, batch):
     with pytest.raises(ValueError, match="plan.batch_size"):
         noisy_mean({"a": torch.ones(2)}, std, batch)
+
+
+def test_noise_is_larger_by_what_rounding_may_add_to_a_sum():
+    noise = noisy_mean({"w": torch.zeros(5, dtype=torch.float64)}, 2., 1., generator(0))["w"]
+    usual = 2*normal((5,), generator(0))
+    torch.testing.assert_close(noise, usual*(1 + 1e-6), rtol=1e-12, atol=0)
