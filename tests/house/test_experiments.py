@@ -1,6 +1,7 @@
 "Experiments: one harness for every sweep; its recipes still make the recorded rows."
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from dp_course.basics import near
-from dp_course.cli import open_release
+from dp_course.cli import load_data, make_config, make_trainer, open_release
 from dp_course.cli.main import main
 from dp_course.data import Examples, load
+from dp_course.gradients import FlatClip, loop_grad_sum
 from dp_course.privacy import epsilon
 from dp_course.training import flat_row, read_record, read_runs, run_file, sweep
 
@@ -28,6 +30,7 @@ from experiments import (  # noqa: E402
     ordinary,
     scaling,
     tricks,
+    unclipped,
     views,
 )
 
@@ -309,3 +312,14 @@ def test_an_ordinary_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path
     assert [row["test_accuracy"] for row in rest] == [row["test_accuracy"] for row in whole]
     weights = [torch.load(tmp_path/name, weights_only=True)["model"] for name in ("whole", "cut")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_the_lengths_of_an_unclipped_run_are_those_of_its_gradients():
+    config = make_config("digits-eps3-fast", eps=math.inf, max_norm=1e9)
+    data = load_data(config)
+    row, _ = unclipped.measured(config, data, 2, say=lambda row: None)
+    trainer = make_trainer(config, data, 0, init_seed=0)
+    x, y = data.rows(torch.tensor(row["images"]))
+    _, norms = loop_grad_sum(trainer.model, trainer.loss_fn, data.normalize(x), y, FlatClip(1e9))
+    assert norms.norm(dim=0).tolist() == pytest.approx(row["longest"], abs=.01)
+    assert row["median"] <= row["longest"][2]
