@@ -17,7 +17,7 @@ def pytest_configure(config):
         import matplotlib
         import torch
         matplotlib.use("Agg")
-        torch.set_num_threads(1 if worker else 2)
+        torch.set_num_threads(1)  # sums in one order, and small tensors only lose by a second
 
 
 def pytest_collection_modifyitems(items):
@@ -40,16 +40,6 @@ def a_seed_of_its_own(request):
     seed = zlib.crc32(request.node.nodeid.encode())
     torch.manual_seed(seed)
     np.random.seed(seed)
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    "For `pytest.mark.usefixtures`: a module whose sums must not depend on the number of threads."
-    import torch
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 _PROVED = set()

@@ -43,15 +43,6 @@ CLAIM = dict(q=1/25, sigma=1.6138, steps=625)
 NOBODY = torch.zeros(4, 20), torch.zeros(4)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    "Thousands of tiny steps: a second thread only waits for the first."
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def two_views(x):
     return torch.stack([x, x], 1)
 

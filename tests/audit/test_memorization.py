@@ -10,8 +10,6 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import memorization  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_the_missing_image_is_what_the_others_leave_over():
     g = torch.Generator().manual_seed(0)

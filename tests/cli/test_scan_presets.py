@@ -35,7 +35,7 @@ from dp_course.models import UNet, segment
 from dp_course.training import leading, read_record, recorded, run_file, save_atomic, settings
 from experiments import segmentation
 
-pytestmark = pytest.mark.usefixtures("one_thread", "unproved")
+pytestmark = pytest.mark.usefixtures("unproved")
 ROOT = Path(__file__).resolve().parents[2]
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
 FAST = [f"{name}-fast" for name in FULL]

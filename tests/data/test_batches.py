@@ -20,8 +20,6 @@ from dp_course.data import (
 
 TREE = {"age": torch.arange(3.), "words": (torch.zeros(3, 5), [torch.ones(3, 2)])}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_trees_keep_their_form():
     doubled = tree_map(lambda u, v: u + v, TREE, TREE)

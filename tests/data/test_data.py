@@ -32,8 +32,6 @@ from dp_course.data import (
 )
 from dp_course.data import datasets as data
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def gen(seed=0):
     return torch.Generator().manual_seed(seed)

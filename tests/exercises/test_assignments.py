@@ -55,15 +55,6 @@ def nothing_remembered(monkeypatch, tmp_path):
     exercises._FORGOTTEN.clear()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    "As in the grader: small tensors only lose by a second one."
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # --- the questions
 
 

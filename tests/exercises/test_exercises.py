@@ -159,8 +159,6 @@ def wrong_answer(check, words):
     return code if code.startswith("def") else f"{NAMES[check][1]} = {code}"
 
 
-
-
 def is_long(check, words):
     return check in LONGEST or check in LONG and words != next(iter(WRONG[check]))
 

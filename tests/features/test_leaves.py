@@ -38,7 +38,7 @@ from experiments import harness
 from experiments import leaves as recipe
 
 by = pytest.mark.parametrize
-pytestmark = pytest.mark.usefixtures("one_thread", "unproved")
+pytestmark = pytest.mark.usefixtures("unproved")
 
 
 # -- the images ------------------------------------------------------------------------------------

@@ -61,15 +61,6 @@ def shake(model, scale=1.):
     return model
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    "Many small Fourier transforms: two threads wait for each other more than they work."
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # -- the transform ---------------------------------------------------------------------------------
 
 @by("case", CASES)

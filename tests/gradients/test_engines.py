@@ -46,15 +46,6 @@ swapping = pytest.mark.parametrize("engine", SWAPPING.values(), ids=SWAPPING.key
 LOSS = partial(F.cross_entropy, reduction="none")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
-
-
 class PerLayer:
     "Another factor for every tensor: norms are clipped row by row."
     def __init__(self, bound):

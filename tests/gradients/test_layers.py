@@ -20,15 +20,6 @@ from dp_course.gradients import (
 from dp_course.models import WSConv2d
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
-
-
 def doubles(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
@@ -226,6 +217,7 @@ def test_gradients_made_pixel_by_pixel(kind, conv):
 
 
 def test_gradients_made_pixel_by_pixel_in_pieces(monkeypatch):
+    torch.manual_seed(0)
     weight = deep_weight("3x3", WSConv2d)
     whole = weight.keep(weight.gradients())
     norms, total = whole.squared_norms(), whole.weighted_sum(torch.rand(5), None)

@@ -37,8 +37,6 @@ NETS = {
 by = pytest.mark.parametrize
 close = torch.testing.assert_close
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def size(model):
     return sum(p.numel() for p in model.parameters())

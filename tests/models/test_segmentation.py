@@ -42,8 +42,6 @@ from experiments import harness, segmentation  # noqa: E402
 ENGINES = (hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum, vmap_grad_sum)
 name_of = {"ids": lambda f: f.__name__}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def by_layer(norms):
     "Another factor for every tensor."

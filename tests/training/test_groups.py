@@ -52,14 +52,6 @@ IDS = [4, 7, 4, 1, 7, 7, 4, 4, 4, 9, 4, 1, 4, 4]  # units of 8, 3, 2 and 1 examp
 SIZES = [8, 3, 2, 1]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @dataclass
 class OfPatients(Plan):
     "A plan without a promise that counts patients."
