@@ -48,7 +48,7 @@ from .pld import ORDERS, Accountant, rdp_sampled_gaussian
 
 
 class RDPAccountant(Accountant):
-    "Adds up Renyi divergences: simple and fast, at the price of a few per cent too much noise."
+    "Adds up Renyi divergences: simple and fast, at the price of some ten per cent too much noise."
     # Neighbours: one example added or removed. Mironov 2017 (arXiv 1702.07476), Proposition 1
     def __init__(
         self,
@@ -136,7 +136,7 @@ def noise_multiplier(
 
 
 def _bracket(spent, eps, accountant):  # low, high, of log sigma
-    "Say where sigma is looked for first: RDP is cheap, and asks for a few per cent too much."
+    "Say where sigma is looked for first: RDP is cheap, and asks for some ten per cent too much."
     def by_rdp(sigma):
         return spent(sigma, RDPAccountant)
 
