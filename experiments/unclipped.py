@@ -48,7 +48,7 @@ def main():
     day = time.strftime("%Y-%m-%d", time.gmtime())
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=390)
     parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-unclipped.json"))
     args = parser.parse_args()
     keep_memory()
@@ -62,7 +62,7 @@ def main():
         "machine": machine(),
         "rows": measured(config, load_data(config), args.steps),
     }
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    args.out.write_text(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":
