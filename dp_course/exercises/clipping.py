@@ -194,7 +194,8 @@ def _few_alarms(trial):
     a, _ = _pairs(trial, 0.)
     answer = trial(a, a)
     trial.need(answer == "no verdict", f"got {answer!r} for equal numbers",
-               "0/0 is NaN, and every comparison with NaN is False: `if not abs(t) > limit`")
+               "equal numbers have mean 0 and spread 0 (and 0/0 is NaN, for which every "
+               "comparison is False): a verdict needs `abs(mean) > limit*error`")
 
 
 def _few_alarms_in_noise(trial):

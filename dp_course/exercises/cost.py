@@ -259,6 +259,10 @@ _PLANS = {  # typical plans for (first, t, steps, q, eps, delta)
         lambda first, t, steps, q, eps, delta: noise_multiplier(
             eps=eps - epsilon(q=q, sigma=first, steps=t, delta=delta), q=q, delta=delta,
             steps=steps - t),
+    "squares of eps do not add up either: compose both parts in one accountant":
+        lambda first, t, steps, q, eps, delta: noise_multiplier(
+            eps=math.sqrt(eps**2 - epsilon(q=q, sigma=first, steps=t, delta=delta)**2), q=q,
+            delta=delta, steps=steps - t),
     "with a coin the 1/sigma^2 of the steps do not add up: compose both parts in one accountant":
         lambda first, t, steps, q, eps, delta: math.sqrt((steps - t)/(
             steps/noise_multiplier(eps=eps, q=q, delta=delta, steps=steps)**2 - t/first**2))}
@@ -316,7 +320,7 @@ check_second_sigma = Exercise(
     "check_second_sigma", "`second_sigma(first, t, steps, q, eps, delta)`: the noise for the "
     "second part of a run whose first part has a noise of its own.",
     properties={
-        "more noise first, less at the end": _spends(2., 300, 625, .04, 3., 1e-5),
+        "more noise first, less at the end": _spends(2., 150, 625, .04, 3., 1e-5),
         "less noise first": _spends(1.2, 50, 625, .04, 3., 1e-5),
         "any run": _any_run,
         "the first part has spent all: infinity": _spent_all},

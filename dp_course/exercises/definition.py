@@ -40,7 +40,7 @@ check_sum_moves = Exercise(
             lambda low, high: (high - low, high - low),
         "the lower end can be the farther one": lambda low, high: (abs(high), high - low),
         "the upper end can be the farther one": lambda low, high: (abs(low), high - low),
-        "a distance has no sign: abs(low), abs(high)":
+        "the lower end can be the farther one, and a distance has no sign: abs(low), abs(high)":
             lambda low, high: (max(low, high), high - low),
         "one replaced value moves the sum from `low` to `high`, not by their sum":
             lambda low, high: (max(abs(low), abs(high)), abs(low) + abs(high)),
@@ -182,6 +182,8 @@ check_group_delta = Exercise(
         "that is the last term only": lambda eps, delta, k: delta*math.exp((k - 1)*eps),
         "k times the last term is safe, and more than needed: the first is delta, add them up":
             lambda eps, delta, k: k*delta*math.exp((k - 1)*eps),
+        "k times more than the bound, and a factor e^eps: add the k terms up, the first is delta":
+            lambda eps, delta, k: k*delta*math.exp(k*eps),
         "the eps of the whole group is in no term: the last has (k - 1) eps":
             lambda eps, delta, k: delta*math.exp(k*eps),
         "one term too many: a group of one has delta itself":

@@ -76,7 +76,10 @@ def _untouched(trial):
     case = _dense(trial, 4, 6, hidden=(5,))
     model = case[0]
     before = copy.deepcopy(model.state_dict())
+    calls = []
+    listener = model.register_forward_pre_hook(lambda *_: calls.append(1))
     trial.attempt(*case)
+    listener.remove()
     for name, m in model.named_modules():
         trial.need(not m._forward_hooks and not m._backward_hooks,
                    f"layer {name or 'outermost'} still has a hook",
@@ -85,6 +88,8 @@ def _untouched(trial):
         trial.need(p.grad is None, f"{name} has a .grad now",
                    "backward() leaves gradients behind: use torch.autograd.grad")
         trial.need(torch.equal(p, before[name]), f"{name} has changed")
+    trial.need(len(calls) <= 1, f"the model was called {len(calls)} times",
+               "hooks need one forward pass for all rows, and one backward pass")
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #bbfe718d
 check_hook_gradients = Exercise(

@@ -165,6 +165,8 @@ check_paired = Exercise(
     slips={
         "that is the spread of one difference; a mean of k of them has 1/sqrt(k) of it":
             lambda a, b: ((a - b).mean(), (a - b).std()),
+        "std() has divided by k - 1 already: divide it by sqrt(k)":
+            lambda a, b: ((a - b).mean(), (a - b).std()/(len(a) - 1)**.5),
         "the pairs share their seed: take the spread of the differences":
             lambda a, b: ((a - b).mean(), ((a.var() + b.var())/len(a)).sqrt()),
         "b was to be subtracted from a": lambda a, b: _paired(b, a),

@@ -194,6 +194,9 @@ check_secrets = Exercise(
             lambda means: [i*m for i, m in enumerate(means, 1)],
         "the k-th mean is over k values: multiply each by its own count, not by n":
             lambda means: [len(means)*mean for mean in means],
+        "n and n - 1 were right for the last one: the k-th mean needs k, the one before k - 1":
+            lambda means: [means[0]] + [len(means)*mean - (len(means) - 1)*before
+                                        for before, mean in zip(means, means[1:])],
         "you counted from 0: the k-th mean is over k values, not k - 1":
             lambda means: _secrets(means, 0),
         "add no means up: a mean times its count is a sum already":

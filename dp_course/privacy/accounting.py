@@ -162,6 +162,7 @@ from .budget import (
     Budget, check_plan_numbers, plain_numbers, plan_in_words, refuse_unknown, steps_of)
 
 
+@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     "What a run may spend, and everything that follows from it."
@@ -177,11 +178,6 @@ class PrivacyPlan:
     releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
     unit:str="example"             # whose data count as one: then n and batch_size count these
     epochs:InitVar[float]=None     # instead of steps: epochs*n/batch_size of them
-
-    def __new__(cls, *_, **asked):
-        if cls is PrivacyPlan:
-            refuse_unknown(asked, cls.__dataclass_fields__)
-        return super().__new__(cls)
 
     def __post_init__(self, epochs):
         self._set(steps=steps_of(self, epochs))

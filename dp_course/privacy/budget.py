@@ -9,7 +9,7 @@ __all__ = ['check_accountant', 'check_budget', 'check_chance', 'check_unit', 're
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #255798ab
 import math
-from functools import lru_cache
+from functools import lru_cache, wraps
 
 from ..basics import check_number
 from .pld import PLDAccountant, require
@@ -56,14 +56,24 @@ _ELSEWHERE = {  # what others call it -> what to write
 }
 
 
-def refuse_unknown(asked, known):
+def refuse_unknown(
+    cls,  # a dataclass
+):        # the class, which answers an unknown option in words
     "Say how an option of a plan that is called otherwise here is called."
-    # ValueError names the first option that is not known
-    for name in [name for name in asked if name not in known]:
-        value = f"{asked[name]!r:.40}"
-        ours = _ELSEWHERE.get(name)
-        advice = f"write {ours.format(value)}" if ours else f"it takes {', '.join(known)}"
-        raise ValueError(f"PrivacyPlan takes no {name}={value}: {advice}")
+    # The class then raises ValueError, which names the first option that is not known
+    known, init = cls.__dataclass_fields__, cls.__init__
+
+    @wraps(init)  # the signature stays
+    def checked(self, *args, **asked):
+        for name in [name for name in asked if name not in known]:
+            value = f"{asked[name]!r:.40}"
+            ours = _ELSEWHERE.get(name)
+            advice = f"write {ours.format(value)}" if ours else f"it takes {', '.join(known)}"
+            raise ValueError(f"{cls.__name__} takes no {name}={value}: {advice}")
+        init(self, *args, **asked)
+
+    cls.__init__ = checked
+    return cls
 
 
 def counted(plan):  # str

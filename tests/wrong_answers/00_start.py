@@ -37,6 +37,8 @@ WRONG = {
     "check_secrets": {
         "differences of the means": "lambda m: [b - a for a, b in zip([0.] + m, m)]",
         "these are the sums": "lambda m: [i*x for i, x in enumerate(m, 1)]",
+        "right for the last one": "lambda m: [m[0]] + [len(m)*b - (len(m) - 1)*a"
+                                  " for a, b in zip(m, m[1:])]",
         "counted from 0": "lambda m: (lambda s: [b - a for a, b in zip([0.] + s, s)])"
                           "([i*x for i, x in enumerate(m)])"},
 }

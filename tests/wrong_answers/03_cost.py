@@ -81,6 +81,9 @@ WRONG = {
         "not subtracted": ("    return math.exp", "    left = eps - epsilon(q=q, sigma=first, "
                            "steps=t, delta=delta)\n    return noise_multiplier(eps=left, q=q, "
                            "steps=steps - t, delta=delta)\n    return math.exp"),
+        "squares of eps": ("    return math.exp", "    left = (eps**2 - epsilon(q=q, sigma=first, "
+                           "steps=t, delta=delta)**2)**.5\n    return noise_multiplier(eps=left, "
+                           "q=q, steps=steps - t, delta=delta)\n    return math.exp"),
         "nothing is left": ("return math.inf", "return 1e3"),
         "has steps - t steps": ("steps - t)", "steps)"),
         "you have them the other way round": ("first, t).step(q, math.exp(log_s), steps - t)",

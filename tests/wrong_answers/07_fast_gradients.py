@@ -31,6 +31,12 @@ EDITS = {  # diagnosis -> (what the right engine says, what the wrong one says)
 HOOKED = {words: HOOKS.replace(*edit) for words, edit in EDITS.items()}
 HOOKED["gradient of the whole batch"] = HOOKED["gradient of the whole batch"].replace(
     "= g.sum(1)", "= g.sum((0, 1)).expand(len(g), -1)")
+HOOKED["one forward pass for all rows"] = '''def hook_gradients(model, loss_fn, x, y):
+    params = dict(model.named_parameters())
+    rows = [torch.autograd.grad(loss_fn(model(x[i:i+1]), y[i:i+1]).sum(), list(params.values()))
+            for i in range(len(x))]
+    return {name: torch.stack(each) for name, each in zip(params, zip(*rows))}
+'''
 SAFE = "torch.where((f > 0)[:, None, None], {}, 0.)"
 PATCHES = "F.unfold(x, c.kernel_size, c.dilation, c.padding, c.stride)"
 MIXED = '''def mixed(layers):

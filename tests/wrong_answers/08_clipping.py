@@ -49,7 +49,7 @@ WRONG = {
     "check_judge": {
         "two means always differ": "lambda a, b: 'better' if a.mean() > b.mean() else 'worse'",
         "wants 2.78 of those": JUDGE.replace("2.78", "2."),
-        "0/0 is NaN": JUDGE.replace("not abs(t) >", "abs(t) <="),
+        "and spread 0": JUDGE.replace("not abs(t) >", "abs(t) <="),
         "never learns anything": "lambda a, b: 'no verdict'",
         "seed by seed": JUDGE.replace("d.std()", "(a.var() + b.var())**.5"),
         "not by std": JUDGE.replace("/(d.std()/len(d)**.5)", "/d.std()"),

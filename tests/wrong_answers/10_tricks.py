@@ -31,6 +31,9 @@ WRONG = {
         "always finds a winner": "lambda a, b: bool(a.mean() > b.mean())",
         "subtract seed by seed":
             "lambda a, b: bool(a.mean() - b.mean() > 2*((a.var() + b.var())/len(a))**.5)",
+        "the spread of one difference":
+            "lambda a, b: bool((a - b).mean() > 2*(a - b).std())",
+        "one time in six": "lambda a, b: bool((a - b).mean() > (a - b).std()/len(a)**.5)",
         "learns nothing": "lambda a, b: False",
         "a fixed number of points": "lambda a, b: bool((a - b).mean() > 1)",
         "keep the sign":
