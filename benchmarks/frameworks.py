@@ -305,7 +305,7 @@ def line(case, framework, row):
     if "note" in row:
         return f"{case:16}{framework:12} {row['note']}"
     return (f"{case:16}{framework:12}{row['plain_seconds']:9.4f}{row['private_seconds']:9.4f}"
-            f"{row['ratio']:7.2f}  {row['q1']:.2f} .. {row['q3']:.2f}"
+            f"{row['ratio']:9.2f}  {row['q1']:.2f} .. {row['q3']:.2f}"
             f"{row['plain_mb']:9.0f}{row['private_mb']:9.0f}")
 
 
@@ -323,7 +323,7 @@ def main(argv=None):
                  else round(peak(framework, case, what)))
         return print(json.dumps(found))
     from dp_course.basics import machine
-    print(f"{'':16}{'framework':12}{'plain s':>9}{'private s':>9}{'ratio':>7}  {'quartiles':12}"
+    print(f"{'':16}{'framework':12}{'plain s':>9}{'private s':>9}{'ratio':>9}  {'quartiles':12}"
           f"{'plain MB':>9}{'private':>9}")
     day = datetime.date.today().isoformat()
     path = args.out/f"{day}-bench-frameworks.json"
