@@ -7,6 +7,7 @@ __all__ = ['dropouts', 'refuse_known', 'check_model', 'shaken', 'FrozenNorm', 'f
 
 # %% ../../nbs/workshop/training/guard_model.ipynb #7378406b
 import copy
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -406,6 +407,7 @@ def check_optimizer(
 
 
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+_HOOKS_OF_ALL = threading.RLock()  # torch counts multiplications with hooks of all modules
 
 
 def _methods(part):
@@ -448,7 +450,9 @@ class Seal:
     def _look(self):  # dict: name of a part -> what it is
         "Write down everything but numbers that makes a network what it is."
         general = vars(nn.modules.module)
-        seen = {"hooks of all modules": [tuple(general[f"_global{hook}"]) for hook in _HOOKS],
+        with _HOOKS_OF_ALL:
+            everywhere = [tuple(general[f"_global{hook}"]) for hook in _HOOKS]
+        seen = {"hooks of all modules": everywhere,
                 **{name: _methods(part) for name, part in self.parts.items()}}
         for name, layer in self.model.named_modules(remove_duplicate=False):
             hooks = [tuple(getattr(layer, hook)) for hook in _HOOKS]

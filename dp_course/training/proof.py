@@ -23,9 +23,9 @@ from .guard_engine import (
 from .guard_labels import (
     _LOSS_RULE, _copy_of, _losses_and_slopes, _mixes, _of_classes, check_label_kind, check_labels,
     refuse_mixed_loss, refuse_parameters_in_loss)
-from dp_course.training.guard_model import (
-    _chosen_rows, _kept_by, _move, _moved, _moved_state, _name, _refuse_module, _tensors, _traced,
-    check_model, refuse_known)
+from .guard_model import (
+    _HOOKS_OF_ALL, _chosen_rows, _kept_by, _move, _moved, _moved_state, _name, _refuse_module,
+    _tensors, _traced, check_model, refuse_known)
 from .guard_rows import (
     _augmented, _copies, _WideDraws, _keep_row, _raw_rows, _rows, _signed, _try_out, model_input,
     refuse_mixed_items, same_draws)
@@ -96,7 +96,7 @@ def _measure(case, rows, b):
     from torch.utils.flop_counter import FlopCounterMode  # it loads a compiler for GPUs
 
     twin = copy.deepcopy(case.stage.model)
-    with FlopCounterMode(display=False) as counter:
+    with _HOOKS_OF_ALL, FlopCounterMode(display=False) as counter:
         traced = _try_out("the model", "Does it compute gradients inside? A loss may, a forward "
                           "may not", partial(_traced, twin), rows)
     case.work = counter.get_total_flops()/2/b + 1e4  # the rest costs something, too

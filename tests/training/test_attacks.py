@@ -4,6 +4,7 @@ import math
 import os
 import pickle
 import shutil
+import threading
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules import module
 
 from dp_course.data import Examples
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum, vmap_grad_sum
@@ -339,13 +340,33 @@ def test_what_changes_after_the_proof_is_refused_before_it_costs(name):
 
 def test_hooks_of_all_modules_and_other_buffers_are_noticed():
     run = a_trainer(seed=1).fit(1)
-    hook = register_module_forward_hook(lambda *args: None)
+    hook = module.register_module_forward_hook(lambda *args: None)
     try:
         with pytest.raises(ValueError, match="hooks of all modules"):
             run.step()
     finally:
         hook.remove()
     run.step()
+
+
+def test_a_proof_in_one_thread_does_not_stop_a_run_in_another():
+    # torch counts a network's multiplications with hooks of all modules
+    counting, stepped = threading.Event(), threading.Event()
+
+    class Waits(nn.Linear):
+        def forward(self, x):
+            if module._global_forward_hooks and not counting.is_set():
+                counting.set()
+                stepped.wait(.3)
+            return super().forward(x)
+
+    run = a_trainer(seed=1).fit(1)
+    other = threading.Thread(target=lambda: a_trainer(Waits(5, 10)))
+    other.start()
+    assert counting.wait(30)
+    run.step()
+    stepped.set()
+    other.join()
 
 
 class Switch(nn.Module):
