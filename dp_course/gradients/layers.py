@@ -790,6 +790,22 @@ def convolution_rule(
     return Tap.apply(tape.anchor, y, x, m, back, tape, keep_y)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1e6d4d50
+_GRID = 2**16 - 1  # CUDA's kernel takes no more groups at once, those of all examples together
+
+
+def _joined(pieces, dim=0):
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+
+def _group_norm_back(m, wanted, g, x, mean, rstd):  # each (k,b,...)
+    "What goes on to the input (k,b,c,...), and scale's and shift's gradients (b,c) per example."
+    k, b, channels = x.shape[:3]
+    dx, *affine = torch.ops.aten.native_group_norm_backward(
+        g.contiguous(), x.contiguous(), mean.reshape(k, -1), rstd.reshape(k, -1),
+        m.weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*m.num_groups, wanted)
+    return dx.view(x.shape) if wanted[0] else None, *affine
+
+
 class FoldedGroupNorm(torch.autograd.Function):
     "GroupNorm whose way back folds examples into channels: affine gradients per example."
     @staticmethod
@@ -803,17 +819,16 @@ class FoldedGroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        x, mean, rstd = ctx.saved_tensors
         m, tape = ctx.m, ctx.tape
-        k, b, channels = len(x)//tape.b, tape.b, x.shape[1]
         wanted = [ctx.needs_input_grad[1], m.weight.requires_grad, m.bias.requires_grad]
-        dx, *affine = torch.ops.aten.native_group_norm_backward(
-            g.contiguous(), x, mean.view(k, -1), rstd.view(k, -1), m.weight.detach().repeat(b),
-            k, b*channels, x.shape[2:].numel(), b*m.num_groups, wanted)
+        at_once = max(1, _GRID//m.num_groups) if g.is_cuda else tape.b
+        pieces = [v.unflatten(0, (-1, tape.b)).split(at_once, 1) for v in (g, *ctx.saved_tensors)]
+        backs = [_group_norm_back(m, wanted, *piece) for piece in zip(*pieces)]
+        dx, *affine = zip(*backs)
         for p, gradients in zip((m.weight, m.bias), affine):
             if p.requires_grad:
-                tape.add(p, KeptGradients(gradients.view(b, channels)))
-        return None, None if dx is None else dx.view(x.shape), None, None
+                tape.add(p, KeptGradients(_joined(gradients).view(tape.b, -1)))
+        return None, _joined(dx, 1).flatten(0, 1) if wanted[0] else None, None, None
 
 
 def _float32_on_cuda(x):

@@ -3,10 +3,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from toys import quiet
 
 from dp_course.cli import PRESETS, Job, make_config, setup, train
@@ -62,6 +64,30 @@ def test_a_sum_in_float64_stays_exact_under_an_autocast_like_cudas(like_cuda):
     assert max((fast[name] - exact[name]).abs().max() for name in exact) < 1e-12*largest
 
 
+def normalized(k, b, **options):
+    "A group normalization of b examples in k views; gradients of input, scale and shift."
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(k*b, 32, 3, 3, generator=g, dtype=torch.float64).to(**options)
+    norm = nn.GroupNorm(16, 32).double().to(**options)
+    tape = SimpleNamespace(b=b, found=[])
+    tape.add = lambda p, gradients: tape.found.append(gradients.flat)
+    x.requires_grad_()
+    y = layers.FoldedGroupNorm.apply(torch.ones(1).to(x), x, norm, tape)
+    return torch.autograd.grad(y.pow(3).sum(), x)[0], *tape.found
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_more_groups_than_cudas_kernel_takes_go_back_in_pieces(monkeypatch, k):
+    whole = normalized(k, 5)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    monkeypatch.setattr(layers, "_GRID", 2*16)
+    calls, kernel = [], layers._group_norm_back
+    monkeypatch.setattr(layers, "_group_norm_back", lambda *args: calls.append(1) or kernel(*args))
+    for a, b in zip(whole, normalized(k, 5), strict=True):
+        assert a.equal(b)
+    assert len(calls) == 3, "two examples, two, and one"
+
+
 def test_the_record_of_a_gpu_says_what_computes_its_products():
     found = setup._tensor_cores(torch.device("cuda"))["tf32"]
     assert found == {"convolutions": torch.backends.cudnn.allow_tf32,
@@ -81,6 +107,12 @@ def test_the_fast_engine_agrees_with_the_loop_in_float64():
     fast, _ = fast_grad_sum(model, loss, x, y, FlatClip(1.))
     largest = max(g.abs().max() for g in exact.values())
     assert max((fast[name] - exact[name]).abs().max() for name in exact) < 1e-9*largest
+
+
+@GPU
+def test_a_batch_of_4100_goes_back_through_a_normalization():
+    for there, here in zip(normalized(1, 4100, device="cuda"), normalized(1, 4100), strict=True):
+        assert (there.cpu() - here).abs().max() < 1e-9
 
 
 @GPU
