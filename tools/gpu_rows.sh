@@ -5,7 +5,7 @@
 #   OUT=out/gpu-5 IN=out/gpu-4 tools/gpu_rows.sh 5
 #
 # 1: six miniatures and the tests marked gpu   2: what a step costs, by micro-batch, and the bench
-# 3: the report's stages, three seeds each     4: nine minutes of resnet20-eps3
+# 3: the report's stages, as far as nine minutes go   4: nine minutes of resnet20-eps3
 # 5: a run that is killed and goes on; and the rest of what stage 4 left in $IN
 #
 # MINI=1 runs every stage in miniature, on the CPU.
@@ -57,21 +57,26 @@ case $stage in
         [ -z "$mini" ] || break
     done
     [ -n "$mini" ] || cost wrn16-4-eps3 4352
+    [ -n "$mini" ] || "$python" -m experiments.gpu --out "$out/gpu.json" >> "$out/costs.txt" 2>&1
     cases="resnet20-256 resnet20-16x16 wrn16_4-4x16"
     [ -z "$mini" ] || cases=""
     [ -z "$cases" ] || within 400 "$python" benchmarks/bench.py --quick --device $device \
         --cases $cases > "$out/bench.txt" 2>&1 || true
     ;;
 3)
-    while read -r preset images; do
-        for seed in 0 1 2; do
-            train $preset --seed $seed --micro-batch $images --time-limit 30
-            [ -z "$mini" ] || break 2
-        done
-    done <<< "report-2048 2176
-report-4096 4096
-report-v1 608
-report-wrn16-4 1088"
+    began=$SECONDS
+    while read -r preset images seed; do  # one after the other: side by side they are slower
+        left=$((540 - SECONDS + began))
+        [ $left -gt 40 ] || break
+        train $preset --seed $seed --micro-batch $images --time-limit $left
+        [ -z "$mini" ] || break
+    done <<< "report-4096 4096 1
+report-4096 4096 2
+report-wrn16-4 1088 0
+report-v1 608 2
+report-v1-c1 608 2
+report-ws-512 608 1
+report-ws-512 608 2"
     ;;
 4)
     train resnet20-eps3 --seed 0 --micro-batch 8704 --time-limit 540

@@ -25,6 +25,7 @@ from experiments import (  # noqa: E402
     classes,
     clipping,
     falling,
+    gpu,
     harness,
     kernels,
     ordinary,
@@ -323,3 +324,13 @@ def test_the_lengths_of_an_unclipped_run_are_those_of_its_gradients():
     _, norms = loop_grad_sum(trainer.model, trainer.loss_fn, data.normalize(x), y, FlatClip(1e9))
     assert norms.norm(dim=0).tolist() == pytest.approx(row["longest"], abs=.01)
     assert row["median"] <= row["longest"][2]
+
+
+# ---- a GPU
+
+
+def test_what_a_step_costs_is_measured_over_all_images_and_their_views():
+    settings = dict(micro_batch=16, views=2, batch_size=8, epochs=1., sigma=0.)
+    row = gpu.measured("report-v1", settings, gpu.made_up("cpu", n=32), steps=1)
+    assert row["images"] == 16 and row["gigabytes"] == ""
+    assert row["images_per_second"] == pytest.approx(16/row["seconds"], rel=.05)
