@@ -147,11 +147,11 @@ class Summary:
         return f"dp-train {self.preset} --seed 0 --seeds 3"
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #284a00fa
-def _made_on(start):
-    "Name what a run ran on, and a precision below the usual one."
-    machine = start.get("machine") or {}
-    name = machine.get("gpu") or f"{start['device']}, threads: {machine.get('threads', '?')}"
-    return name + ", bfloat16"*(start.get("precision") == "bf16")
+def _made_on(line):
+    "Name what a run began or went on with, and a precision below the usual one."
+    machine = line.get("machine") or {}
+    name = machine.get("gpu") or f"{line['device']}, threads: {machine.get('threads', '?')}"
+    return name + ", bfloat16"*(line.get("precision") == "bf16")
 
 
 def summarize(
@@ -182,7 +182,8 @@ def summarize(
         eps_pld=max(end["eps_pld"] for end in ends),
         eps_rdp=max(end.get("eps_rdp", math.nan) for end in ends),
         seconds=(min(seconds), max(seconds)),
-        hardware=tuple(sorted({_made_on(record[0]) for record in kept})),
+        hardware=tuple(sorted({_made_on(line) for record in kept for line in record
+                               if line["kind"] == "start" or "machine" in line})),
         tuning_runs=max(end.get("tuning_runs", 0) for end in ends),
     )
 

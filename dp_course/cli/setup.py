@@ -171,8 +171,8 @@ def set_up(
 
 # %% ../../nbs/workshop/cli/setup.ipynb #31b816d5
 def _keep_settings(asked, config):
-    "Refuse settings that neither the run nor its preset has."
-    usual = make_config(asked.preset)
+    "Refuse settings that neither the run nor its preset has; the memory may be another."
+    asked, usual = replace(asked, micro_batch=config.micro_batch), make_config(asked.preset)
     new = [
         f"{name} is {getattr(config, name)}, not {value}"
         for name, value in asdict(asked).items()
@@ -182,14 +182,22 @@ def _keep_settings(asked, config):
         raise ValueError(f"a run that goes on keeps its settings: there {', '.join(new)}")
 
 
-def _repeat_alike(trainer, lines):
-    "Refuse to repeat steps on another kind of device, where their noise would be another."
+def _latest(lines, key, default=None):
+    return next((line[key] for line in reversed(lines) if key in line), default)
+
+
+def _repeat_alike(trainer, config, lines):
+    "Refuse to repeat steps where sums are rounded otherwise: their noise would be another."
     done = max((line["step"] for line in lines if "step" in line), default=0)
-    device = [line["device"] for line in lines if "device" in line][-1]
-    if done > trainer.t and device != trainer.device.type:
-        raise ValueError(
-            f"steps from {trainer.t + 1} on are to be repeated, and only on {device} is their "
-            f"noise the same: pass --device {device}")
+    then = dict(device=_latest(lines, "device"),
+                micro_batch=_latest(lines, "micro_batch", lines[0]["config"]["micro_batch"]))
+    now = dict(device=trainer.device.type, micro_batch=config.micro_batch)
+    for name in then:
+        if done > trainer.t and then[name] != now[name]:
+            raise ValueError(
+                f"steps from {trainer.t + 1} on are to be repeated, and only with "
+                f"{name}={then[name]} is their noise the same: pass "
+                f"--{name.replace('_', '-')} {then[name]}")
 
 # %% ../../nbs/workshop/cli/setup.ipynb #a90e4d77
 def _unlike(
@@ -202,7 +210,7 @@ def _unlike(
     def words(settings):
         settings = inf_for_null(settings)
         names = told.keys() | (overrides_of(settings) if typed is None else typed)
-        other = [name for name in sorted(names)
+        other = [name for name in sorted(names - {"micro_batch"})
                  if settings.get(name) != wanted[name] and wanted[name] != "auto"]
         return ", ".join(f"{name} is {settings.get(name)}, not {wanted[name]}" for name in other)
     return words
@@ -229,9 +237,12 @@ def _rebuilt(
     start = stated(lines, "config", "init_seed", "device")
     config = config_of(lines)
     _keep_settings(job.config, config)
+    rows = _latest(lines, "micro_batch", config.micro_batch)
+    rows = job.config.micro_batch if "micro_batch" in job.typed else rows
+    config = replace(config, micro_batch=rows)
     data = load_data(config, job.root, peers.device or pick_device(job.device))
     trainer = make_trainer(config, data, None, start["init_seed"], peers).load(path)
-    _repeat_alike(trainer, lines)
+    _repeat_alike(trainer, config, lines)
     config = replace(config, precision=usable_precision(config, trainer.device))
     return Run(config, trainer, None, lines)
 
@@ -249,7 +260,8 @@ def pick_up(
     try:
         again = _rebuilt(job, path, peers)
         if record:
-            here = dict(device=again.trainer.device.type, precision=again.config.precision)
+            here = dict(device=again.trainer.device.type, precision=again.config.precision,
+                        micro_batch=again.config.micro_batch)
             record.write("resume", step=again.trainer.t, **here, machine=machine(),
                          processes=peers.world)
     except BaseException:

@@ -312,6 +312,23 @@ def test_record_is_free_again_after_a_run_and_after_a_failure(tmp_path):
     assert quiet(out=tmp_path, resume=True)["finished"]
 
 
+def test_a_run_goes_on_with_less_memory_but_repeats_no_step_with_it(cut_short, capsys):
+    checkpoint, asked = cut_short.with_suffix(".checkpoint"), ["--out", str(cut_short.parent)]
+    older = checkpoint.read_bytes()
+    assert main([MINI, "--resume", "--steps", "4", *asked]) == 0
+    newest = checkpoint.read_bytes()
+    checkpoint.write_bytes(older)
+    said = complaint(capsys, MINI, "--resume", "--micro-batch", "7", *asked)
+    usual = make_config(MINI).micro_batch
+    assert "are to be repeated" in said and f"pass --micro-batch {usual}" in said
+    checkpoint.write_bytes(newest)
+    assert main([MINI, "--resume", "--steps", "5", "--micro-batch", "7", *asked]) == 0
+    assert main([MINI, "--resume", *asked]) == 0
+    lines = read_record(cut_short)
+    sizes = [line["micro_batch"] for line in lines if line["kind"] == "resume"]
+    assert sizes == [usual, 7, 7] and lines[-1]["finished"] and lines[-1]["computed"] == 6
+
+
 # --- the end of a run
 
 
