@@ -65,7 +65,7 @@ case $stage in
     ;;
 3)
     began=$SECONDS
-    while read -r preset images seed; do  # one after the other: side by side they are slower
+    while read -r preset images seed; do  # one after the other: a full GPU gains nothing by two
         left=$((540 - SECONDS + began))
         [ $left -gt 40 ] || break
         train $preset --seed $seed --micro-batch $images --time-limit $left
