@@ -19,11 +19,12 @@ from dp_course.cli.setup import make_trainer
 from dp_course.data import Examples
 from dp_course.training import code_version
 
+_VIEWS = dict(views=4, head_steps=0)
 RUNS = [("report-v1", dict(micro_batch=608)),
         ("report-2048", dict(micro_batch=2176)),
-        ("resnet20-synthetic-eps3", dict(micro_batch=2228, views=4, precision="bf16", head_steps=0)),
-        ("resnet20-synthetic-eps3", dict(micro_batch=4456, views=4, precision="bf16", head_steps=0)),
-        ("resnet20-synthetic-eps3", dict(micro_batch=4456, views=4, head_steps=0)),
+        ("resnet20-synthetic-eps3", dict(_VIEWS, micro_batch=2228, precision="bf16")),
+        ("resnet20-synthetic-eps3", dict(_VIEWS, micro_batch=4456, precision="bf16")),
+        ("resnet20-synthetic-eps3", dict(_VIEWS, micro_batch=4456)),
         ("report-wrn16-4", dict(micro_batch=1088))]
 
 
