@@ -2,6 +2,8 @@
 EPS = ("lambda r: [epsilon(q=r[0]['plan']['batch_size']/r[0]['plan']['n'],"
        " sigma=r[0]['plan']['sigma'], delta=r[0]['plan']['delta'], steps={steps})"
        " for line in r if line['kind'] == 'epoch']")
+RIGHT = "min(max(1, 1 + int((s - t[0])//statistics.median(t[1:]))), p.steps)"
+CUT = "lambda p, t, s: epsilon(q=p.q, sigma=p.sigma, delta=p.delta, steps={steps})"
 JUDGE = '''def compare(old, new):
     before, after = ([method({seed}) for seed in range({runs})] for method in (old, new))
     gap = statistics.mean(after) - statistics.mean(before)
@@ -25,13 +27,16 @@ WRONG = {
                          " for row in r if row['kind'] == 'epoch']",
         "not epochs": EPS.format(steps="int(line['epoch'])"),
         "eps of the whole plan": EPS.format(steps="r[0]['plan']['steps']")},
-    "check_predict_seconds": {
-        "slow only once": "lambda t, n, k, s: statistics.median(t)*n + k*s",
-        "take the median": "lambda t, n, k, s: t[0] + statistics.mean(t[1:])*(n - 1) + k*s",
-        "tests take time": "lambda t, n, k, s: t[0] + statistics.median(t[1:])*(n - 1)",
-        "only steps - 1": "lambda t, n, k, s: t[0] + statistics.median(t[1:])*n + k*s",
-        "count it as it was": "lambda t, n, k, s: statistics.median(t[1:])*n + k*s",
-        "the mean of all": "lambda t, n, k, s: statistics.mean(t)*n + k*s"},
+    "check_eps_when_cut": {
+        "no more are taken": CUT.format(steps="max(1, 1 + int((s - t[0])//statistics.median(t[1:])))"),
+        "always taken": "lambda p, t, s: " + CUT[16:].format(steps=RIGHT) + " if s > t[0] else 0.",
+        "grows like the root": "lambda p, t, s: p.eps*" + RIGHT + "/p.steps",
+        "only the steps that were taken": CUT.format(steps="p.steps"),
+        "take the median": CUT.format(steps=RIGHT.replace("median", "mean")),
+        "slow only once": CUT.format(steps=RIGHT.replace("t[1:]", "t")),
+        "it happens": CUT.format(steps=RIGHT.replace("t[0]", "statistics.median(t[1:])")),
+        "one of the steps, too": CUT.format(steps=RIGHT.replace("1 + int", "int")),
+        "round down": CUT.format(steps=RIGHT.replace("1 + int", "2 + int"))},
     "check_compare": {
         "one run has no spread": "lambda old, new: 'better' if new(0) > old(0) else 'worse'",
         "same seed again": judged(seed="0", most="1e-9"),
