@@ -28,7 +28,7 @@ WRONG = {
         "not epochs": EPS.format(steps="int(line['epoch'])"),
         "eps of the whole plan": EPS.format(steps="r[0]['plan']['steps']")},
     "check_eps_when_cut": {
-        "no more are taken": CUT.format(steps="max(1, 1 + int((s - t[0])//statistics.median(t[1:])))"),
+        "no more are taken": CUT.format(steps=RIGHT.replace(", p.steps", ", 10**6")),
         "always taken": "lambda p, t, s: " + CUT[16:].format(steps=RIGHT) + " if s > t[0] else 0.",
         "grows like the root": "lambda p, t, s: p.eps*" + RIGHT + "/p.steps",
         "only the steps that were taken": CUT.format(steps="p.steps"),
