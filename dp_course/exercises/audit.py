@@ -53,10 +53,14 @@ check_verdicts = Exercise(
         "One of them is seen by replay, two by noise, two by the sampler."))
 
 # %% ../../nbs/exercises/audit.ipynb #4af3b71d
+def _convict(accuracy, coins, alpha=5e-4):
+    return least_mu(round(accuracy*coins), coins, alpha) > 1/1.6138
+
+
 def _coins(accuracy, alpha=5e-4):
     "The smallest multiple of 100 at which average luck convicts."
-    sure, coins = 1/1.6138, 100
-    while coins < 400_000 and least_mu(round(accuracy*coins), coins, alpha) <= sure:
+    coins = 100
+    while coins < 400_000 and not _convict(accuracy, coins, alpha):
         coins += 100
     return coins
 
@@ -73,15 +77,20 @@ def _near(*shares):
     "A property: a multiple of 100, at most 100 away from the truth."
     def near(trial):
         for share in shares or (trial.uniform(.5, .85), trial.uniform(.5, .85)):
-            got = int(trial(share))
             trial.same(_needed, share, rtol=100.5/_needed(share))
-            trial.need(got % 100 == 0, f"for {share:.4g}: {got} is no multiple of 100")
+            trial.need(float(trial.got) % 100 == 0, f"for {share:.4g}: {float(trial.got):.6g}",
+                       "a multiple of 100 is asked for: coins are tossed in hundreds")
+            convicts = shares or _convict(_accuracy(share), int(trial.got))
+            trial.need(convicts, f"for {share:.4g}: {float(trial.got):.6g}",
+                       "with so many coins the guesses do not convict yet")
     return near
 
 # %% ../../nbs/exercises/audit.ipynb #14c0a1b2
 check_coins_needed = Exercise(
     "check_coins_needed", "`coins_needed(share)`: how many coins, a multiple of 100, the guesses "
     "need to convict a trainer with a share of its noise.",
+    truth=_needed,
+    costly=True,
     properties={
         "sigma/sqrt(2)": _near(.5**.5),
         "a ninth and a fifth too little": _near(8/9, .8),
@@ -91,6 +100,10 @@ check_coins_needed = Exercise(
             lambda share: _coins(stats.norm.cdf(1/(share*1.6138))),
         "the share is of the noise's std, not of its variance":
             lambda share: _coins(_accuracy(share**.5)),
+        "a smaller share is noise that hides less, so it is guessed more often: divide by it":
+            lambda share: _coins(stats.norm.cdf(share/(2*1.6138))),
+        "that is alpha for half of a half: each of the two looks has 5e-4":
+            lambda share: _coins(_accuracy(share), 2.5e-4),
         "half of alpha goes to the second look: 5e-4":
             lambda share: _coins(_accuracy(share), 1e-3),
         "so many are guessed right: asked is how many are tossed":

@@ -19,6 +19,7 @@ import random
 import re
 import traceback
 import types
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def _shown(x, most=8):
         return "a generator"
     if isinstance(x, torch.nn.Module) or callable(x):
         return getattr(x, "__name__", type(x).__name__)
+    if type(x).__repr__ is object.__repr__:  # no address in the memory
+        return f"a {type(x).__name__.strip('_')}"
     text = repr(x)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -75,6 +78,13 @@ def _number_gap(got, want, rtol, zero):
     return f"got {u[i]:.6g}{where}, expected {v[i]:.6g}"
 
 
+def _single(x):
+    "Whether this is a tensor or an array of one number."
+    if isinstance(x, torch.Tensor):
+        return x.numel() == 1
+    return isinstance(x, (np.ndarray, np.generic)) and x.size == 1
+
+
 def gap(
     got,               # the student's answer: number, array, tensor, text; or lists, dicts of them
     want,              # the right one
@@ -91,8 +101,7 @@ def gap(
                 return f"at {key!r}: {found}"
         return ""
     if isinstance(want, (bool, str)):
-        alike = isinstance(got, (bool, np.bool_, str, torch.Tensor))
-        if alike and bool(got == want):
+        if (isinstance(got, (bool, str)) or _single(got)) and bool(got == want):
             return ""
         return f"got {_shown(got)}, expected {want!r}"
     return _number_gap(got, want, rtol, zero)
@@ -101,7 +110,7 @@ def gap(
 class Refused(Exception):
     "An answer that a property does not accept: the numbers, and the diagnosis if there is one."
     def __init__(self, numbers, why="", leaks=False):
-        super().__init__(numbers)
+        super().__init__(re.sub(r" at 0x[0-9a-f]+", "", numbers).replace("\n", " ")[:600])
         self.why, self.leaks = why, leaks
 
 
@@ -161,8 +170,9 @@ class _Sink(io.StringIO):
         return len(text)
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #2724244e
-def _called(args):
-    return "(" + ", ".join(map(_shown, args)) + ")"
+def _called(args, most=200):
+    text = ", ".join(map(_shown, args))
+    return f"({text})" if len(text) <= most else f"({text[:most]}...)"
 
 
 def _theirs(error, function, args):
@@ -429,7 +439,7 @@ def _of_one_rule(answers):
         if torch.allclose(got, rule(want), rtol=1e-4, atol=0.):
             return why
     factor = (got/want).median()
-    if factor and torch.allclose(got, factor*want, rtol=1e-4, atol=0.):
+    if factor and abs(factor - 1) > .01 and torch.allclose(got, factor*want, rtol=1e-4, atol=0.):
         return f"a factor is missing, or one too many: yours is {factor:.4g} times the right answer"
     return ""
 
@@ -448,6 +458,20 @@ class _Largest(TorchDispatchMode):
         return out
 
 
+def _is_like(got, want):
+    "Whether an answer is of the kind of the right one: its shape, its keys."
+    if isinstance(want, dict):
+        return isinstance(got, dict) and got.keys() == want.keys()
+    if isinstance(want, str):
+        return isinstance(got, str)
+    if isinstance(want, bool):
+        return isinstance(got, bool) or _single(got)
+    try:
+        return _values(got).squeeze().shape == _values(want).squeeze().shape
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
 class Trial:
     "A student's function on its way through the properties of one exercise."
     def __init__(
@@ -461,15 +485,19 @@ class Trial:
         unsafe=None,    # (got, want) -> whether a wrong answer breaks privacy: `below`, `above`
         truth=None,     # the right function, where answers are compared with one
         arguments=(),   # their names
+        asks="",        # the task in a sentence, for who answers something else
     ):
         self.attempt, self.name, self.hints = attempt, name, hints
         self.truth, self.arguments = truth, arguments
         self.slips, self.leaks, self.unsafe = slips or {}, leaks or {}, unsafe
         self.seed = random.SystemRandom().randrange(2**31) if seed is None else seed
         self.generator = torch.Generator().manual_seed(self.seed)
+        self.another_kind = ("another kind of answer, or another shape, than the one that is asked "
+                             f"for: {asks}").rstrip(": ")
         self.outcomes = []
-        self.seen = []  # in the property that is being tried
+        self.seen, self.got = [], None  # in the property that is being tried
         self.begun, self.calls = False, 0
+        self.moved_the_global = False  # whether the last call drew from torch's own generator
         self.printed = _Sink()
 
     def fresh_generator(self):
@@ -494,16 +522,22 @@ class Trial:
         self.seen = []
         numbers, why, leaks = None, "", False
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the card says what is wrong
+                yield
         except (Blank, Refused) as refused:
             numbers = str(refused) or "no answer"
             why, leaks = getattr(refused, "why", ""), getattr(refused, "leaks", False)
-        except Exception as error:  # an answer of a kind that the check did not expect
-            numbers = f"an answer that cannot be used: {error}"
+        except Exception:  # an answer of a kind that the check did not expect
+            numbers, why = f"got {_shown(self.got)}", self.another_kind
         self.outcomes.append(_Outcome(text, numbers, why, leaks, tuple(self.seen)))
 
     def __call__(self, *args):
         "The student's answer to copies of the arguments."
+        return self.on_these(*fresh_copy(args))
+
+    def on_these(self, *args):
+        "The student's answer to the arguments themselves."
         if _blank(self.attempt):
             raise Blank
         before, self.begun = self.begun, True
@@ -513,7 +547,9 @@ class Trial:
         try:
             with contextlib.redirect_stdout(self.printed), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed + self.calls)  # who ignores our generators is noticed
-                got = self.attempt(*fresh_copy(args))
+                state = torch.get_rng_state()
+                got = self.attempt(*args)
+                self.moved_the_global = not torch.equal(state, torch.get_rng_state())
         except NotImplementedError:
             got = NotImplemented
         except (Exception, SystemExit) as error:
@@ -521,7 +557,16 @@ class Trial:
         if _blank(got):
             self.begun = before
             raise Blank(f"your function returned {got} for {_called(args)}")
-        return _plain(got)
+        self.got = _plain(got)
+        return self.got
+
+    def yes(self, *args):
+        "The student's answer to a question of yes or no."
+        got = self(*args)
+        answer = got.item() if _single(got) else got
+        self.need(isinstance(answer, (bool, int)) and answer in (0, 1), f"got {_shown(got)}",
+                  "answer True or False")
+        return bool(answer)
 
     def need(self, ok, numbers, why="", leaks=False):
         "Refuse unless `ok`; `leaks`: what is refused breaks privacy."
@@ -533,7 +578,7 @@ class Trial:
         self(*args)  # a blank stops here
         args = fresh_copy(args)
         with _Largest() as largest:
-            self.attempt(*args)
+            self.on_these(*args)
         return largest.numbers
 
     def said(self, draw, times, words=(True, False)):
@@ -541,7 +586,8 @@ class Trial:
         count = dict.fromkeys(words, 0)
         for _ in range(times):
             answer = self(*draw(self))
-            self.need(answer in words, f"got {answer!r}: answer {' or '.join(map(str, words))}")
+            self.need((isinstance(answer, (str, int)) or _single(answer)) and answer in words,
+                      f"got {_shown(answer)}", f"answer {' or '.join(map(str, words))}")
             count[next(word for word in words if word == answer)] += 1
         return count
 
@@ -552,7 +598,7 @@ class Trial:
         found = gap(got, want, rtol, zero)
         self.seen.append(_Seen(args, fresh_copy(got), want, rtol, zero, bool(found)))
         if found:
-            leaks = bool(self.unsafe and self.unsafe(got, want))
+            leaks = bool(self.unsafe and _is_like(got, want) and self.unsafe(got, want))
             raise Refused(f"for {_called(args)}: {found}", leaks=leaks)
         return got
 
@@ -571,15 +617,16 @@ class Trial:
 
     def diagnosis(self, outcome):
         "(why a property failed, whether that breaks privacy), as far as a slip explains it."
-        if outcome.why or not any(seen.differs for seen in outcome.seen):
+        wrong = [seen for seen in outcome.seen if seen.differs]
+        if outcome.why or not wrong:
             return outcome.why, outcome.leaks
         near = [why for why, slip in (self.leaks | self.slips).items()
                 if all(seen.is_from(slip) for seen in outcome.seen)]
         if len(near) > 1:
             near.sort(key=lambda why: not self._explains(why))
-        wrong = [seen for seen in outcome.seen if seen.differs]
+        kind = "" if _is_like(wrong[0].got, wrong[0].want) else self.another_kind
         everywhere = [seen for out in self.outcomes for seen in out.seen if seen.differs]
-        why = (near[0] if near else _of_one_rule(wrong) or _of_one_rule(everywhere)
+        why = (near[0] if near else kind or _of_one_rule(wrong) or _of_one_rule(everywhere)
                or self._depends(wrong[0]))
         return why, outcome.leaks or why in self.leaks
 
@@ -601,6 +648,13 @@ class Trial:
                 found += self._ratios(seen, case, place, when)
         off, words = max(found, default=(0, ""))
         return words if off > .02 else ""
+
+    def _always_the_same(self):
+        "Words for a constant."
+        seen = [seen for outcome in self.outcomes for seen in outcome.seen]
+        wants = [gap(seen[0].want, one.want, one.rtol, one.zero) for one in seen]
+        same = not any(gap(one.got, seen[0].got) for one in seen)
+        return "the same answer in every case: look at the arguments" if any(wants) and same else ""
 
     def _ratios(self, seen, case, place, when):
         "How far both answers move in another case: [(difference of logarithms, words)]."
@@ -625,6 +679,9 @@ class Trial:
         if failed:
             found = [self.diagnosis(outcome) for outcome in failed]
             why = next((why for why, _ in found if why), "")
+            if not why and "got nan" in failed[0].numbers:
+                why = "nan is no number: a 0/0, an inf - inf, or the log of something below 0"
+            why = why or self._always_the_same()
             leaks = any(leaks for _, leaks in found)
             verdict = replace(verdict, numbers=failed[0].numbers, why=why, leaks=leaks)
         tries = record(self.name, verdict.score, _fingerprint(self.attempt))
@@ -676,7 +733,7 @@ class Exercise:
         "Judge a function, property by property."
         arguments = () if self.costly else re.search(r"\((.*?)\)", self.asks)[1].split(", ")
         trial = Trial(your_function, self.name, seed, self.hints, self.slips, self.leaks,
-                      self.unsafe, self.truth, arguments)
+                      self.unsafe, self.truth, arguments, self.asks)
         for text, cases in self.properties.items():
             with trial.holds(text):
                 if callable(cases):

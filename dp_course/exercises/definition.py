@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from .cards import Exercise, below
-from ..privacy import gaussian_tpr
+from ..privacy import gaussian_tpr, max_tpr
 
 # %% ../../nbs/exercises/definition.ipynb #1dc0d188
 def _sum_moves(low, high):
@@ -203,6 +203,30 @@ def _verdict(trial, *counts):
     return bool(trial.said(lambda trial: counts, 1)[True])
 
 
+def _limit(trial, fpr=.1, sigma=1.39, trials=10**8):
+    "The TPR from which on the student accuses where there are so many trials that luck is gone."
+    low, high = 0., 1.
+    for _ in range(16):
+        middle = (low + high)/2
+        guilty = _verdict(trial, round(fpr*trials), round(middle*trials), trials, sigma)
+        low, high = (low, middle) if guilty else (middle, high)
+    return high
+
+
+def _another_bound(trial):
+    "What is wrong with the line that the rates are held against, in words; none if it is right."
+    limit, allowed = _limit(trial), gaussian_tpr(.1, 1.39).item()
+    if abs(limit - allowed) < .005:
+        return ""
+    if abs(limit - max_tpr(.1, 1.39).item()) < .005:
+        return "`max_tpr` asks for an eps, and sigma is none: who says what *noise* allows?"
+    if limit > .9:
+        return ("an (eps, delta) allows far more than one kind of noise does: who says what the "
+                "noise allows?")
+    return (f"without any luck, at an FPR of 10 %, you accuse from a TPR of {limit:.1%} on: that "
+            "is not where the best attack on this noise ends")
+
+
 def _share(trial, sigma, real_sigma, audits, n=20_000):
     "How often the student says guilty, of audits of a threshold attack."
     fpr = trial.uniform(.02, .3)
@@ -237,8 +261,11 @@ def _spares_the_honest(trial):
     why = "chance moves both rates: once in a thousand it is more than three standard errors"
     if share > .9:
         why = "who convicts everybody catches the honest, too"
-    elif share > .3:
-        why = "both rates are estimates: half of the honest lie above the bound by chance"
+        if .2 < _limit(trial) < .4:
+            why = "chance is allowed for in the wrong direction: in doubt for the owner"
+    elif share > .006:
+        near = "both rates are estimates: half of the honest lie above the bound by chance"
+        why = _another_bound(trial) or (near if share > .3 else why)
     trial.need(share <= .006, f"{share:.2%} of 1,500 honest ones accused", why)
 
 
@@ -255,9 +282,10 @@ def _catches(noise, share, why, trials=(20_000,)):
     def caught(trial):
         for n in trials:
             found = _share(trial, 1.39, noise*1.39, 100, n)
-            nobody = "who acquits everybody is never wrong about the honest, and never useful"
-            trial.need(found >= share, f"{found:.0%} of 100 caught at {n:,} trials",
-                       nobody if found == 0 else why)
+            if found < share:
+                nobody = "who acquits everybody is never wrong about the honest, and never useful"
+                why_not = nobody if _limit(trial) > .999 else _another_bound(trial) or why
+                trial.need(False, f"{found:.0%} of 100 caught at {n:,} trials", why_not)
     return caught
 
 
@@ -280,7 +308,8 @@ check_guilty = Exercise(
         "honest mechanisms are accused at most once in a thousand times": _spares_the_honest,
         "exactly so, by bisection, with 20,000 trials and with 3,000": _spares_exactly,
         "half the noise is caught, with 20,000 trials and with 3,000":
-            _catches(.5, .9, "", (20_000, 3000)),
+            _catches(.5, .9, "your allowance for chance is far larger than one in a thousand needs",
+                     (20_000, 3000)),
         "four fifths of the noise is caught": _catches(
             .8, .5, "your allowance for chance is far larger than one in a thousand needs"),
         "more noise than promised is no crime": _acquits_the_careful,

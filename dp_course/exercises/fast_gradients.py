@@ -78,7 +78,7 @@ def _untouched(trial):
     before = copy.deepcopy(model.state_dict())
     calls = []
     listener = model.register_forward_pre_hook(lambda *_: calls.append(1))
-    trial.attempt(*case)
+    trial.on_these(*case)
     listener.remove()
     for name, m in model.named_modules():
         trial.need(not m._forward_hooks and not m._backward_hooks,

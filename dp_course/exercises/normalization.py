@@ -24,7 +24,7 @@ class _From(nn.Module):
         self.row = row
 
     def forward(self, x):
-        return x - .1*x[self.row]
+        return x - .1*x[self.row:self.row + 1].sum(0)  # nothing, where there is no such row
 
 
 class _Into(nn.Module):
@@ -35,7 +35,7 @@ class _Into(nn.Module):
 
     def forward(self, x):
         where = (torch.arange(len(x)) == self.other).view(-1, 1, 1, 1)
-        return x - .1*where*x[self.row]
+        return x - .1*where*x[self.row:self.row + 1].sum(0)
 
 
 class _AlmostGroupNorm(nn.GroupNorm):
@@ -58,9 +58,9 @@ def _says(*answers):
         x = torch.randn(5, 3, 6, 6, generator=trial.generator)
         for make, mixes, why in answers:
             norm = make()
-            got = trial(_net(norm), x)
-            trial.need(bool(got) is mixes, f"{type(norm).__name__}: got {got}, expected {mixes}",
-                       why, leaks=mixes)
+            got = trial.yes(_net(norm), x)
+            trial.need(got is mixes, f"{type(norm).__name__.strip('_')}: got {got}, expected "
+                       f"{mixes}", why, leaks=mixes)
     return says
 
 # %% ../../nbs/exercises/normalization.ipynb #0c4e7018
@@ -124,7 +124,7 @@ def _replaced(make, groups):
 def _untouched(trial):
     trial(_nested())  # a blank stops here
     model = _nested()
-    new = trial.attempt(model)
+    new = trial.on_these(model)
     changed = len(_norms(model))
     trial.need(changed == 0, f"{changed} layers of the original are GroupNorms now",
                "the original has changed: copy.deepcopy first")
@@ -182,13 +182,24 @@ def _raw_square(conv, gg, g1, gc, mean=1., cross=2., last=1., of_g1=2, of_gc=2):
 def _raw_slip(**weights):
     return lambda *case: _raw_square(*case, **weights).sqrt()
 
+
+def _lengths_apart(conv, gg, g1, gc):
+    c, f, h = (t.detach() for t in conv.centred())
+    return (f*(gg - g1**2/c.shape[1]).sqrt() - h*gc*c.norm(dim=1, keepdim=True)).abs()
+
+
+def _without_eps(conv, gg, g1, gc):
+    c, f, _ = (t.detach() for t in conv.centred())
+    along = gc**2/c.square().sum(1, keepdim=True)
+    return (f**2*(gg - g1**2/c.shape[1] - along)).clamp(min=0).sqrt()
+
 # %% ../../nbs/exercises/normalization.ipynb #f7b98ffd
 check_raw_norms = Exercise(
     "check_raw_norms", "`raw_norms(conv, gg, g1, gc)`: the (o,1) norms of the raw filters' "
     "gradient, from three numbers per filter.",
     unsafe=below,  # whoever seems short is not clipped
     properties={
-        "a random gradient": _raw_norm((1., .5)),
+        "a random gradient": _raw_norm((5., .5)),
         "gradients along the filter, and across it": _raw_norm((100.,), (0.,)),
         "gradients with a large mean": _raw_norm((1., 30.)),
         "the other two forms": _raw_norm((3., 1., "unit"), (3., 1., "report"))},
@@ -196,17 +207,22 @@ check_raw_norms = Exercise(
         "the square is missing its root": _raw_square,
         "that is the gradient for the standardized filter: the chain rule is missing":
             lambda conv, gg, g1, gc: gg.sqrt(),
-        "g1 is a sum, so |g - mean|^2 = gg - g1^2/n":
+        "g1 is a sum of n numbers: by how much does taking away a mean shorten a vector?":
             lambda conv, *numbers: _raw_square(
                 conv, *numbers, mean=conv.centred()[0].shape[1]).sqrt(),
-        "the sign of the cross term: - 2 f h gc^2": _raw_slip(cross=-2.),
-        "both terms with gc have the other sign: - 2 f h gc^2 + h^2 gc^2 |c|^2":
-            _raw_slip(cross=-2., last=-1.),
+        "the cross term has the other sign: it belongs to the square of a difference":
+            _raw_slip(cross=-2.),
+        "both terms with gc have the other sign": _raw_slip(cross=-2., last=-1.),
         "gc is squared": _raw_slip(of_gc=1),
         "g1 is squared, and divided by n": _raw_slip(of_g1=1),
-        "the mean is still in it: |g - mean|^2 = gg - g1^2/n": _raw_slip(mean=0.),
-        "the cross term comes twice: -2 f h gc^2": _raw_slip(cross=1.),
-        "the last term is missing: + h^2 gc^2 |c|^2": _raw_slip(last=0.),
+        "the mean is still in it: g is centred, and gg is not": _raw_slip(mean=0.),
+        "the cross term comes twice, as in the square of any difference": _raw_slip(cross=1.),
+        "the last term is missing: a difference has two squares": _raw_slip(last=0.),
+        "the cross term is missing: the square of a difference has three": _raw_slip(cross=0.),
+        "the last term has the other sign: it is a square": _raw_slip(last=-1.),
+        "lengths do not subtract, unless they point the same way: expand the square":
+            _lengths_apart,
+        "that holds without eps only: take the factors as `centred()` gives them": _without_eps,
         "that is as if the scale of the filter were constant: its derivative is missing":
             _raw_slip(cross=0., last=0.)},
     hints=(
@@ -267,7 +283,7 @@ def _in_place(trial):
     net = _shaken(trial)
     trial(net)  # a blank stops here
     same = deepcopy(net)
-    trial.need(trial.attempt(same) is same, "the answer is another object",
+    trial.need(trial.on_these(same) is same, "the answer is another object",
                "change the model itself and return it")
     _need_filters(trial, same)
 

@@ -9,6 +9,7 @@ __all__ = ['check_eps_of_rows', 'check_eps_when_cut', 'check_compare']
 import math
 import statistics
 
+import numpy as np
 import torch
 
 from .cards import Exercise, below
@@ -19,7 +20,7 @@ def _made_up(trial, rows=3, crash=False):
     "A record of a run that never was; its rows understate eps. Perhaps it was picked up once."
     n, steps = 1000*trial.whole(2, 60), 10*trial.whole(5, 40)
     plan = dict(n=n, batch_size=float(int(n*trial.uniform(.02, .2))), steps=steps, eps=3.,
-                sigma=trial.uniform(1., 3.), delta=1e-5)
+                sigma=trial.uniform(1., 3.), delta=10**trial.uniform(-8., -5.))
     lines = [dict(kind="start", preset="made up", plan=plan)]
     for i in range(rows):
         step = steps*(i + 1)//rows
@@ -33,10 +34,10 @@ def _rows(record):
     return [line for line in record if line.get("kind") == "epoch"]
 
 
-def _eps_after(steps_of=lambda row, plan: row["step"], **accountant):
+def _eps_after(steps_of=lambda row, plan: row["step"], changed={}, **accountant):
     "A function of a record that charges `steps_of(row, plan)` steps for every row."
     def eps(record):
-        plan = record[0]["plan"]
+        plan = record[0]["plan"] | changed
         return [epsilon(q=plan["batch_size"]/plan["n"], sigma=plan["sigma"], delta=plan["delta"],
                         steps=steps_of(row, plan), **accountant) for row in _rows(record)]
     return eps
@@ -71,6 +72,14 @@ check_eps_of_rows = Exercise(
             _eps_after(lambda row, plan: row["step"] - 1),
         "delta stands in the plan: take that one": lambda record: _eps_after()(
             [{"plan": record[0]["plan"] | {"delta": 1/record[0]["plan"]["n"]}}, *_rows(record)]),
+        "delta stands in the plan: take it from there": _eps_after(changed={"delta": 1e-5}),
+        "delta stands in the plan, and is not always 1e-6": _eps_after(changed={"delta": 1e-6}),
+        "the rows go from the first to the last": lambda record: _eps_after()(record)[::-1],
+        "that is what each row adds: eps counts from the first step":
+            lambda record: np.diff(_eps_after()(record), prepend=0.),
+        "q is the batch over n, as it stands in the plan: nothing is rounded": lambda record:
+            _eps_after(changed={"batch_size": record[0]["plan"]["n"]/round(
+                record[0]["plan"]["n"]/record[0]["plan"]["batch_size"])})(record),
         "the accountant counts steps, not epochs": _eps_after(lambda row, plan: int(row["epoch"])),
         "every row gets the eps of the whole plan: charge only the steps up to the row":
             _of_the_plan,
@@ -174,46 +183,67 @@ class _Method:
 
 
 def _claims(trial, gap, times):
-    "(how often a judge says each thing, the last method that it saw); counts the runs."
-    said = {"better": 0, "worse": 0, "cannot tell": 0}
-    for _ in range(times):
+    "(how often a judge says each thing, the last methods it saw, its claims for each spread)."
+    said, spreads = {"better": 0, "worse": 0, "cannot tell": 0}, [0, 0, 0]
+    for i in range(times):
         generator = trial.fresh_generator()
-        mean, std = 50 + 40*torch.rand((), generator=generator).item(), .85
+        mean = 50 + 40*torch.rand((), generator=generator).item()
+        std = (.2, .85, 3.)[i % 3]  # a fixed number of points suits one spread only
         old, new = _Method(mean, std, generator), _Method(mean + gap*std, std, generator)
         word = trial(lambda seed: old(seed), lambda seed: new(seed))
-        trial.need(word in said, f"got {word!r}: say 'better', 'worse' or 'cannot tell'")
+        trial.need(isinstance(word, str) and word in said, f"got {word!r}",
+                   "say 'better', 'worse' or 'cannot tell'")
         trial.need(old.calls + new.calls <= 24, f"{old.calls + new.calls} runs were made",
                    "24 runs in all: 12 of each")
         said[word] += 1
-    return said, old
+        if word != "cannot tell":
+            spreads[i % 3] += 1
+    return said, (old, new), spreads
 
 # %% ../../nbs/exercises/resnet20.ipynb #6e9ca106
+def _who_ran(methods):
+    "What is wrong with the runs that were made, in words; none if several seeds of both ran."
+    old, new = methods
+    if not old.calls + new.calls:
+        return "you judge two methods without a single run: call `old(seed)` and `new(seed)`"
+    if not (old.calls and new.calls):
+        return "only one of the two methods ran: there is nothing to compare it with"
+    if min(len(old.runs), len(new.runs)) < 2:
+        again = old.calls > 1 and new.calls > 1
+        why = "the same seed again is the same run" if again else "one run has no spread"
+        return f"{why}: use other seeds"
+    return ""
+
+
 def _few_alarms(trial):
-    said, old = _claims(trial, 0., 1000)
-    claims = 1000 - said["cannot tell"]
+    said, methods, spreads = _claims(trial, 0., 999)
+    claims = 999 - said["cannot tell"]
     why = "your threshold is too low: chance alone passes it more than once in twenty"
-    if len(old.runs) < 2:
-        why = "the same seed again is the same run" if old.calls > 1 else "one run has no spread"
-        why = f"{why}: use other seeds"
-    elif claims > 500:
-        why = "two means always differ: by more than chance allows?"
-    trial.need(claims <= 80, f"{claims} claims of 1,000", why)
+    if claims > 900:
+        why = "two numbers always differ: by more than chance allows?"
+    elif spreads[2] > 5*spreads[0] + 50:
+        why = "a fixed number of points does not know how much the runs spread: compare with that"
+    trial.need(claims <= 80, f"{claims} claims of 999", _who_ran(methods) or why)
 
 
 def _notices_better(trial):
-    said, old = _claims(trial, 3., 50)
+    said, methods, spreads = _claims(trial, 3., 51)
     why = "so few runs notice little: you may make 24"
-    if len(old.runs) > 4:
+    if spreads[0] < 3 and spreads[2] > 14:
+        why = "a fixed number of points does not know how much the runs spread: compare with that"
+    elif len(methods[0].runs) > 4:
         why = "your threshold is too high: the error of a mean is the spread over the root of n"
-    trial.need(said["cannot tell"] <= 5, f"{said['cannot tell']} of 50 missed", why)
-    trial.need(said["better"] >= 45, f"{said['worse']} of 50 called worse",
+    trial.need(said["cannot tell"] <= 5, f"{said['cannot tell']} of 51 missed",
+               _who_ran(methods) or why)
+    trial.need(said["better"] >= 45, f"{said['worse']} of 51 called worse",
                "the wrong way round: `new` is the second")
 
 
 def _notices_worse(trial):
-    said, _ = _claims(trial, -3., 50)
-    trial.need(said["worse"] >= 45, f"{said['worse']} of 50 called worse",
-               "a change may also do harm")
+    said, methods, _ = _claims(trial, -3., 51)
+    trial.need(said["worse"] >= 45, f"{said['better']} of 51 called better, "
+               f"{said['cannot tell']} missed", _who_ran(methods) or "a change may also do harm")
+
 
 # %% ../../nbs/exercises/resnet20.ipynb #07a61298
 check_compare = Exercise(

@@ -440,8 +440,8 @@ _FORGERIES = {  # property -> (forgery, what the student has not looked at)
 
 
 def _need_said(trial, record, expected, why):
-    got = trial(record)
-    trial.need(bool(got) is expected, f"got {got}, expected {expected}", why)
+    got = trial.yes(record)
+    trial.need(got is expected, f"got {got}, expected {expected}", why)
 
 
 def _believes_honest(trial):

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from ..data import dice
-from .cards import Exercise
+from .cards import Exercise, Refused
 
 # %% ../../nbs/exercises/segmentation.ipynb #319ec9a8
 def _ratio(predicted, y, classes, top, bottom):
@@ -117,14 +117,15 @@ check_own_share = Exercise(
         "`(owners[nearest] == owners).double().mean()`"))
 
 # %% ../../nbs/exercises/segmentation.ipynb #0ed6ee9e
-def _moved(n, d, sigma, steps, generator, divisor=None, once=False, same=False, flat=False):
+def _moved(n, d, sigma, steps, generator, divisor=None, once=False, same=False, flat=False,
+           agreed=1, of=lambda moved: moved[0]/moved.norm()):
     "Cosine between the sum of noisy means and the first coordinate, or one of the slips."
     scale = sigma/(n if divisor is None else divisor(n))
     scale = scale/d**.5 if flat else scale
     noise = scale*torch.randn(1 if once or same else steps, d, generator=generator)
     moved = steps*noise[0] if same else noise.sum(0)
-    moved[0] += steps
-    return (moved[0]/moved.norm()).item()
+    moved[:agreed] += steps
+    return float(of(moved))
 
 
 _AGREEMENT_SLIPS = {
@@ -133,6 +134,12 @@ _AGREEMENT_SLIPS = {
     "every step has noise, not only one": dict(once=True),
     "every step has new noise: the same again would not average out": dict(same=True),
     "sigma/n is the std in each coordinate, not the length of the noise": dict(flat=True),
+    "all units point along the first coordinate, not along all d": dict(agreed=None),
+    "a length is the root of a sum of squares": dict(of=lambda moved: moved[0]/moved.abs().sum()),
+    "that is the square of the cosine": dict(of=lambda moved: (moved[0]/moved.norm())**2),
+    "that is the angle; its cosine was asked for":
+        dict(of=lambda moved: torch.acos(moved[0]/moved.norm())),
+    "that is how far the weights went, not in which direction": dict(of=lambda moved: moved[0]),
 }
 
 
@@ -143,26 +150,45 @@ def _mean_of(function, case, generator, runs):
     return values.mean().item(), values.std().item()/runs**.5
 
 
+def _means(trial, function, cases, runs):
+    return [_mean_of(function, case, trial.fresh_generator, runs) for case in cases]
+
+
 def _on_average(*cases):
-    "A property: the mean of 40 answers is right; else the slip whose mean is nearest is named."
+    "A property: the mean of 40 answers is right; else the slip that has all the means is named."
     def judged(trial):
-        for case in cases:
-            got, _ = _mean_of(trial, case, trial.fresh_generator, 40)
-            want, error = _mean_of(_moved, case, trial.fresh_generator, 400)
-            slips = {why: _mean_of(partial(_moved, **slip), case, trial.fresh_generator, 40)[0]
-                     for why, slip in _AGREEMENT_SLIPS.items()}
-            near = {why: abs(got - value) for why, value in slips.items()}
-            why = min(near, key=near.get)
-            close = abs(got - want) <= 20*error + .001  # six standard errors of the difference
-            trial.need(close, f"for n, d, sigma, steps = {case}: {got:.3f} on average, "
-                       f"expected {want:.3f}", why if near[why] < abs(got - want)/3 else "")
+        got = [mean for mean, _ in _means(trial, trial, cases, 40)]
+        wants = _means(trial, _moved, cases, 400)
+
+        def near(means):  # six standard errors of the difference
+            return [abs(a - b) <= 20*error + .001 for a, (b, error) in zip(got, means)]
+        right = near(wants)
+        if all(right):
+            return
+        i = right.index(False)
+        turns = "less" if got[i] > wants[i][0] else "more"
+        why = f"your noise turns the weights {turns} than sigma/n in each coordinate and step does"
+        for slip, changed in _AGREEMENT_SLIPS.items():
+            if all(near(_means(trial, partial(_moved, **changed), cases, 400))):
+                why = slip
+        raise Refused(f"for n, d, sigma, steps = {cases[i]}: {got[i]:.3f} on average, expected "
+                      f"{wants[i][0]:.3f}", why)
     return judged
+
+
+def _repeats(trial):
+    case, seed = (9, 30, 5., 3), trial.whole(0, 2**31)
+    first, again = (float(trial(*case, torch.Generator().manual_seed(seed))) for _ in range(2))
+    trial.need(first == again, f"the same generator gave {first:.6g} and {again:.6g}",
+               "your draws ignore `generator`")
 
 
 def _one_direction(trial):
     got = trial(50, 1, 1., 4, trial.fresh_generator())
     trial.need(abs(got - 1) < 1e-5, f"for n, d, sigma, steps = 50, 1, 1, 4: got {got}, "
-               "expected 1", "a cosine: divide by the length of where the weights went")
+               "expected 1", "with d = 1 there is nothing to turn to: divide by the length of where "
+               "the weights went")
+    _repeats(trial)
 
 # %% ../../nbs/exercises/segmentation.ipynb #2fdeec40
 check_agreement = Exercise(
@@ -175,6 +201,7 @@ check_agreement = Exercise(
         "one direction only: a little noise cannot turn it": _one_direction,
         "noise in d directions, divided by n, new in every step":
             _on_average((20, 36, 10., 4), (30, 400, 6., 16), (5, 900, .6, 25))},
+    slips={why: partial(_moved, **changed) for why, changed in _AGREEMENT_SLIPS.items()},
     hints=(
         "Start at `torch.zeros(d)`. A step adds the mean, 1 in the first coordinate, and noise.",
         "The noise of a step: `sigma/n*torch.randn(d, generator=generator)`, new ones every time.",

@@ -11,7 +11,7 @@ import math
 import torch
 
 from .cards import Exercise, below
-from ..privacy import PLDAccountant
+from ..privacy import PLDAccountant, RDPAccountant
 
 # %% ../../nbs/exercises/shoe.ipynb #693e33c2
 def _tempered(x, scale, temperature, offset):
@@ -109,8 +109,8 @@ check_fair_choice = Exercise(
         "`max(tried, key=lambda p: (sum(tried[p])/len(tried[p]), -p[0]))`"))
 
 # %% ../../nbs/exercises/shoe.ipynb #9c75580c
-def _bill(*runs, delta=1e-5):
-    account = PLDAccountant()
+def _bill(*runs, delta=1e-5, accountant=PLDAccountant):
+    account = accountant()
     for q, sigma, steps in runs:
         if steps:
             account.step(q, sigma, steps)
@@ -121,15 +121,22 @@ def _both(q, steps, sigma, first_steps, first_sigma):
     return _bill((q, sigma, steps), (q, first_sigma, first_steps))
 
 
-def _each(of):
+def _whole(**settings):
+    "A slip: the same run with another delta or accountant."
+    return lambda q, steps, sigma, first_steps, first_sigma: _bill(
+        (q, sigma, steps), (q, first_sigma, first_steps), **settings)
+
+
+def _each(of, delta=1e-5):
     "A slip: the two bills apart."
     return lambda q, steps, sigma, first_steps, first_sigma: of(
-        _bill((q, sigma, steps)), _bill((q, first_sigma, first_steps)))
+        _bill((q, sigma, steps), delta=delta), _bill((q, first_sigma, first_steps), delta=delta))
 
 
 def _hardly_any_noise(trial):
-    eps = trial(.02, 200, trial.uniform(1., 2.), 50, .01)
-    trial.need(eps > 1000, f"eps = {eps:.4g}, where ten thousands were spent", leaks=True)
+    eps = float(trial(.02, 200, trial.uniform(1., 2.), 50, .01))
+    trial.need(eps > 1000, f"eps = {eps:.4g}, where ten thousands were spent",
+               "first weights with hardly any noise give nearly everything away", leaks=True)
 
 # %% ../../nbs/exercises/shoe.ipynb #5b04841f
 check_whole_bill = Exercise(
@@ -148,6 +155,18 @@ check_whole_bill = Exercise(
             lambda q, steps, sigma, first_steps, first_sigma: _bill((q, sigma, steps)),
         "adding two eps is an upper bound, and it costs two delta: compose the steps instead":
             _each(lambda a, b: a + b),
+        "adding two eps at half of delta is an upper bound: compose the steps for the exact bill":
+            _each(lambda a, b: a + b, 5e-6),
+        "each run has its own noise, and the two are exchanged":
+            lambda q, steps, sigma, first_steps, first_sigma:
+                _bill((q, first_sigma, steps), (q, sigma, first_steps)),
+        "only the first run is on this bill: the second one looked, too":
+            lambda q, steps, sigma, first_steps, first_sigma: _bill((q, first_sigma, first_steps)),
+        "that is RDP: it is larger than needed; take PLDAccountant": _whole(
+            accountant=RDPAccountant),
+        "that is another delta: 1e-5, once, for both runs": _whole(delta=5e-6),
+        "the delta is 1e-5, not 2e-5: composed steps need no delta each": _whole(delta=2e-5),
+        "the delta is 1e-5, not 1e-6": _whole(delta=1e-6),
         "the dearer of two runs is not the bill of both": _each(max),
         "squares of eps do not add up either: compose the steps": _each(math.hypot),
         "all steps at one noise: each run has its own":

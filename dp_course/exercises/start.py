@@ -67,8 +67,8 @@ _WRONG = {  # rms -> what a check that believes it has not looked at
 # %% ../../nbs/exercises/start.ipynb #adf10c4f
 def _answers(trial):
     "What the student's check says, of the right ones and of the wrong ones."
-    return ([bool(trial(rms)) for rms in _RIGHT.values()],
-            [bool(trial(rms)) for rms, _ in _WRONG.values()])
+    return ([trial.yes(rms) for rms in _RIGHT.values()],
+            [trial.yes(rms) for rms, _ in _WRONG.values()])
 
 
 def _believes(rms):
@@ -76,7 +76,7 @@ def _believes(rms):
         why = "equality is too strict: right answers differ in the last digits"
         if not any(sum(_answers(trial), [])):
             why = "it believes nobody: what refuses the truth, too, checks nothing"
-        trial.need(trial(rms), "it said False", why)
+        trial.need(trial.yes(rms), "it said False", why)
     return right
 
 
@@ -85,7 +85,7 @@ def _refuses(rms, why):
         missed = why or "your cases cannot tell this one from the truth"
         if all(sum(_answers(trial), [])):
             missed = "it believes everybody: a check that cannot fail checks nothing"
-        trial.need(not trial(rms), "it said True", missed)
+        trial.need(not trial.yes(rms), "it said True", missed)
     return wrong
 
 

@@ -6,9 +6,11 @@
 __all__ = ['check_noise_for', 'check_must_pay', 'check_private_accuracy', 'check_micro_sum']
 
 # %% ../../nbs/exercises/trainer.ipynb #460dc7fc
+import inspect
 import math
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -64,13 +66,21 @@ _TWINS = {  # what is different, from ("run", 11, total) -> (change, the diagnos
 
 def _standard(trial):
     total = trial.normal(200, 20)
-    noise = torch.as_tensor(trial("a", 0, total))
-    trial.need(noise.shape == (200, 20), f"shape {tuple(noise.shape)}, not (200, 20)")
+    noise = trial("a", 0, total)
+    trial.need(isinstance(noise, (torch.Tensor, np.ndarray)), f"got a {type(noise).__name__}",
+               "a tensor of numbers, in the shape of `total`")
+    noise = torch.as_tensor(noise)
+    trial.need(noise.shape == (200, 20), f"shape {tuple(noise.shape)}, not (200, 20)",
+               "a number for every entry of `total`, in the shape of `total`")
+    trial.need(not noise.is_complex() and noise.isfinite().all(), "not all numbers are finite",
+               "standard normal numbers are finite, all of them")
     trial.need(noise.dtype == torch.float64, f"{noise.dtype}", "noise belongs in float64")
     mean, std = noise.mean().item(), noise.std().item()
-    trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}",
-               "standard normal numbers: torch.randn, not torch.rand"*(std < .5), leaks=std < 1)
-    trial.need(abs(mean) < .1, f"the mean is {mean:.3f}")
+    why = "standard normal numbers have standard deviation 1, whatever the sum is"
+    if .25 < std < .33:
+        why = "standard normal numbers: torch.randn, not torch.rand"
+    trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}", why, leaks=std < 1)
+    trial.need(abs(mean) < .1, f"the mean is {mean:.3f}", "standard normal numbers have mean 0")
     # two thirds of uniform numbers lie beyond; 4,000 normal ones err by .008
     beyond = (noise.abs() > .6745).double().mean().item()
     trial.need(abs(beyond - .5) < .04, f"{beyond:.3f} of the numbers lie beyond .6745, not half",
@@ -84,6 +94,8 @@ def _same_bits(trial):
     differ = gap(trial(*case), torch.as_tensor(trial(*case)), rtol=0)
     trial.need(not differ, f"two calls differ: {differ}",
                "it depends on something else: make a generator of your own from the three")
+    trial.need(not trial.moved_the_global, "torch's own generator has moved",
+               "whoever draws from torch's own generator changes everybody's draws: make another")
 
 
 def _unrelated(twins):
@@ -311,6 +323,30 @@ def _clipped_wholes(model, loss_fn, x, y, clip, size):
     return _added(parts)
 
 
+def _in_pieces(trial):
+    "As many rows at a time as `size` allows; a `loop_grad_sum` of the student's own is not seen."
+    names = getattr(inspect.unwrap(trial.attempt), "__globals__", {})
+    theirs, largest = names.get("loop_grad_sum"), []
+
+    def counted(model, loss_fn, x, *more, **named):
+        largest.append(len(x))
+        return theirs(model, loss_fn, x, *more, **named)
+    for rows, size in ((12, 4), (11, 4), (6, 1)):
+        case = _linear_case(trial, rows, size)
+        if not theirs:
+            trial(*case)
+            continue
+        try:
+            names["loop_grad_sum"] = counted
+            trial(*case)
+        finally:
+            names["loop_grad_sum"] = theirs
+        most = max(largest, default=0)
+        trial.need(most <= size, f"{most} rows at once, and `size` is {size}",
+                   "the sum is right, and the memory is not spared: a piece has `size` rows")
+        largest.clear()
+
+
 def _linear_case(trial, rows, size, bound=1.):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
@@ -328,7 +364,8 @@ check_micro_sum = Exercise(
         "a smaller piece at the end":
             lambda trial: [_linear_case(trial, 11, 4, .3), _linear_case(trial, 9, 7)],
         "one row a piece, one piece for all":
-            lambda trial: [_linear_case(trial, 6, 1), _linear_case(trial, 6, 50)]},
+            lambda trial: [_linear_case(trial, 6, 1), _linear_case(trial, 6, 50)],
+        "no piece has more than `size` rows": _in_pieces},
     slips={
         "the last rows are lost: the last piece may be smaller":
             lambda model, loss_fn, x, y, clip, size: loop_grad_sum(

@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -213,6 +214,33 @@ def test_what_breaks_privacy_earns_half_at_most(check, words, leaks, spaces):
     passed, total = card.score
     assert card.leaks == leaks == ("breaks privacy" in repr(card))
     assert passed <= total//2 or not leaks
+
+
+ODD = {"nothing": None, "a text": "two", "a list": [1, 2],
+       **{f"returns {answer!r:.20}": (lambda *given, answer=answer: answer)
+          for answer in (float("nan"), "two", [1, 2], {}, 1j, torch.nn.Identity(), (None, None),
+                         lambda *given: 1., torch.ones(2, 3))},
+       "another signature": lambda: 1, "raises": lambda *given: [][0],
+       "prints": lambda *given: print("so much"), "the first argument": lambda *given: given[0]}
+OURS = ("argument must be", "size of tensor", "not iterable", "unpack", "ambiguous", "has no ",
+        " at 0x")
+FEW = [what for what in ODD if what in ("a text", "another signature", "prints") or "two" in what]
+
+
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("check", sorted(WRONG))
+def test_another_kind_of_answer_is_refused_in_words(check, all_of_them, spaces, capsys):
+    for what in ODD if all_of_them else FEW:
+        odd = ODD[what]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # ours would stand above the student's card
+            card = spaces[NAMES[check][0]][check](odd, 1)
+        assert not card.solved, (what, card)
+        if card.attempted:
+            assert card.why or card.numbers, (what, card)
+            mine = "your function raised" not in card.numbers
+            assert not [word for word in OURS if mine and word in repr(card)], (what, card)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])

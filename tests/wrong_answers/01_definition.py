@@ -56,6 +56,11 @@ WRONG = {
             "lambda f, h, n, s: bool(h/n - (h/n*(1-h/n)/n)**.5 > gaussian_tpr(f/n, s))",
         "two standard errors": "lambda f, h, n, s: bool(h/n - 2*(h/n*(1-h/n)/n)**.5"
                                " > gaussian_tpr(f/n + 2*(f/n*(1-f/n)/n)**.5, s))",
+        "sigma is none": "lambda f, h, n, s: bool(h/n > max_tpr(f/n, s))",
+        "more than one kind of noise": "lambda f, h, n, s: bool(h/n > max_tpr(f/n, 3., 1e-5))",
+        "in the wrong direction": "lambda f, h, n, s: bool((stats.beta.ppf(1 - 5e-4, h + 1, n - h)"
+            " if h < n else 1.)"
+            " > gaussian_tpr(stats.beta.ppf(5e-4, f, n - f + 1) if f else 0., s))",
         "use `trials`": "lambda f, h, n, s: bool(h/n - .03*(h/n*(1-h/n))**.5"
                         " > gaussian_tpr(min(1, f/n + .03*(f/n*(1-f/n))**.5), s))",
         "no number at the ends":

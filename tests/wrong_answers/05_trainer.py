@@ -74,5 +74,6 @@ WRONG = {
         "the last rows are lost": ("in pieces]", "in pieces if len(u) == size]"),
         "the last piece alone": ("sum(part[name] for part in parts)", "parts[-1][name]"),
         "the mean over pieces": ("for part in parts)", "for part in parts)/len(parts)"),
+        "a piece has `size` rows": ("x.split(size), y.split(size)", "[x], [y]"),
         "not the piece": (SUM, WHOLES)}),
 }

@@ -38,6 +38,7 @@ WRONG = {
         "out of the comparison": MIXES.replace("!= row", ">= 0"),
         "only row 4 reaches the others": MIXES.replace("in range(len(x))", "in [0]"),
         "only row 0 reaches the others": MIXES.replace("in range(len(x))", "in [4]"),
+        "answer True or False": "lambda model, x: 'no'",
         "run it and look": "lambda model, x: any(isinstance(m, nn.BatchNorm2d) and m.training"
                            " for m in model.modules())",
         "passed as harmless": MIXES.replace("    with", "    model.eval()\n    with")},
@@ -56,6 +57,8 @@ WRONG = {
         "the mean is still in it": SQUARE.replace("gg - g1**2/n", "gg"),
         "the cross term comes twice": SQUARE.replace("2*f*h", "f*h"),
         "the last term is missing": SQUARE.replace(" - h**2*cc", ""),
+        "the cross term is missing": SQUARE.replace("2*f*h -", "-"),
+        "it is a square": SQUARE.replace("- h**2*cc", "+ h**2*cc"),
         "its derivative is missing": SQUARE.replace("(2*f*h - h**2*cc)", "0")},
     "check_renormalize": {
         "only the weights of WSConv2d": RENORMALIZE.replace("WSConv2d", "nn.Conv2d").replace(

@@ -25,6 +25,11 @@ WRONG = {
                          " sigma=r[0]['plan']['sigma'], delta=r[0]['plan']['delta'],"
                          " steps=r[0]['plan']['steps'])*row['step']/r[0]['plan']['steps']"
                          " for row in r if row['kind'] == 'epoch']",
+        "not always 1e-6": EPS.format(steps="line['step']").replace(
+            "r[0]['plan']['delta']", "1e-6"),
+        "take it from there": EPS.format(steps="line['step']").replace(
+            "r[0]['plan']['delta']", "1e-5"),
+        "from the first to the last": EPS.format(steps="line['step']") + "[::-1]",
         "not epochs": EPS.format(steps="int(line['epoch'])"),
         "eps of the whole plan": EPS.format(steps="r[0]['plan']['steps']")},
     "check_eps_when_cut": {
@@ -39,8 +44,11 @@ WRONG = {
         "round down": CUT.format(steps=RIGHT.replace("1 + int", "2 + int"))},
     "check_compare": {
         "one run has no spread": "lambda old, new: 'better' if new(0) > old(0) else 'worse'",
+        "without a single run": "lambda old, new: 'better'",
+        "only one of the two": "lambda old, new: 'better' if new(0) > 70 else 'worse'",
+        "a fixed number of points": judged(most=".7"),
         "same seed again": judged(seed="0", most="1e-9"),
-        "two means always differ": judged(most="1e-9"),
+        "two numbers always differ": judged(most="1e-9"),
         "your threshold is too low": judged(most=".5*statistics.stdev(before)"),
         "chance alone passes it": '''def compare(old, new):
     a, b = [old(s) for s in range(3)], [new(s) for s in range(3)]
@@ -48,7 +56,8 @@ WRONG = {
 ''',
         "threshold is too high": judged(most="3*statistics.stdev(before + after)"),
         "24 runs in all": judged(runs=50),
-        "so few runs": "lambda old, new: 'cannot tell'",
+        "so few runs": judged(runs=2, most="12*statistics.stdev(before + after)"),
+        "a change may also do harm": judged().replace('"worse"', '"cannot tell"'),
         "the wrong way round": judged(right="gap < 0")},
 }
 SLOW = {"check_compare"}  # hundreds of comparisons

@@ -25,6 +25,10 @@ WRONG = {
         "you forgot the 2": COINS % ("stats.norm.cdf(1/(share*1.6138))", "5e-4"),
         "not of its variance": COINS % ("stats.norm.cdf(1/(2*share**.5*1.6138))", "5e-4"),
         "half of alpha": COINS % (RIGHT, "1e-3"),
+        "do not convict yet": (COINS % (RIGHT, "5e-4")).replace("return coins",
+                                                                "return coins - 100"),
+        "tossed in hundreds": (COINS % (RIGHT, "5e-4")).replace("return coins",
+                                                                "return coins - 1"),
         "how many are tossed":
             (COINS % (RIGHT, "5e-4")).replace("return coins", "return round(accuracy*coins)")},
     "check_survivor": {

@@ -37,6 +37,12 @@ WRONG = {
     runs = [(sigma, steps)] + [(first_sigma, first_steps)]*(first_steps > 0)
     return max(epsilon(q=q, sigma=s, steps=n, delta=1e-5) for s, n in runs)
 ''',
+        "that is RDP": BILL.replace(
+            "    account = PLD", "    from dp_course.privacy import RDPAccountant\n"
+            "    account = RDP"),
+        "the two are exchanged": BILL.replace("q, sigma, steps", "q, first_sigma, steps", 1)
+        .replace("q, first_sigma, first_steps", "q, sigma, first_steps"),
+        "that is another delta": BILL.replace("1e-5", "5e-6"),
         "each run has its own": BILL.replace("q, first_sigma", "q, sigma")},
     "check_gap_interval": {
         "1/sqrt(n)": GAP.replace("/len(a)", "").replace("/len(b)", ""),

@@ -44,6 +44,12 @@ def dice_scores(predicted, y, classes):
         "new noise": AGREEMENT.replace("range(steps):", "range(steps):\n        generator"
                                        "=torch.Generator().manual_seed(generator.initial_seed())"),
         "not the length of the noise": AGREEMENT.replace("sigma/n", "sigma/n/d**.5"),
+        "ignore `generator`": AGREEMENT.replace("d, generator=generator", "d"),
+        "not along all d": AGREEMENT.replace("moved[0] += 1", "moved += 1"),
+        "square of the cosine": AGREEMENT.replace("(moved[0]/moved.norm())",
+                                                  "(moved[0]/moved.norm())**2").replace(
+            "(moved[0]/moved.norm())**2.item()", "((moved[0]/moved.norm())**2).item()"),
+        "turns the weights more": AGREEMENT.replace("sigma/n", "3*sigma/n"),
         "divide by the length": AGREEMENT.replace("moved.norm()", "steps")},
 }
 SLOW = set()
