@@ -186,8 +186,8 @@ def _repeats(trial):
 def _one_direction(trial):
     got = trial(50, 1, 1., 4, trial.fresh_generator())
     trial.need(abs(got - 1) < 1e-5, f"for n, d, sigma, steps = 50, 1, 1, 4: got {got}, "
-               "expected 1", "with d = 1 there is nothing to turn to: divide by the length of where "
-               "the weights went")
+               "expected 1", "with d = 1 there is nothing to turn to: divide by the length of "
+               "where the weights went")
     _repeats(trial)
 
 # %% ../../nbs/exercises/segmentation.ipynb #2fdeec40
