@@ -190,7 +190,7 @@ class LayerClip:
         wide = torch.promote_types(norms.dtype, torch.float32)
         return torch.where(group.isfinite().all(0), factors, 0.)[groups].to(wide)
 
-    sensitivity = property(lambda self: self.max_norms.norm().item(), doc="sqrt(sum of C_k^2).")
+    sensitivity = property(lambda self: self.max_norms.norm().item(), doc="sqrt(sum of C_j^2).")
 
     def std(
         self,
