@@ -75,7 +75,7 @@ check_laplace_delta = Exercise(
         "just below the level, where delta is tiny": [(2. - 2e-9, 2.)]},
     rtol=1e-3,
     slips={
-        "you forgot to subtract e^eps q: that is P[loss > eps]":
+        "you forgot to subtract e^eps Q: that is P[loss > eps]":
             lambda eps, level: 1 - math.exp((eps - level)/2)/2 if eps < level else 0.,
         "the exponent is half of eps - level": lambda eps, level: 1 - math.exp(eps - level),
         "the scale is 1/level: a loss of `level`, not of 1/level, is the largest":
@@ -84,15 +84,15 @@ check_laplace_delta = Exercise(
             lambda eps, level: 1 - math.exp((level - eps)/2),
         "from 0 to 1 the loss is level*(2y - 1): it has twice the slope, so eps - level is halved":
             lambda eps, level: -math.expm1(eps - level)/2,
-        "that is e^eps q alone: subtract it from p's integral":
+        "that is e^eps Q alone: subtract it from P's integral":
             lambda eps, level: math.exp((eps - level)/2),
         "beyond its own level the mechanism needs no delta: 0, not a negative number":
             lambda eps, level: 1 - math.exp((eps - level)/2)},
     hints=(
-        "Where does p exceed e^eps q? For y > 1 the loss is `level`, from 0 to 1 it is "
+        "Where does P exceed e^eps Q? For y > 1 the loss is `level`, from 0 to 1 it is "
         "level*(2y - 1).",
-        "From y0 = (1 + eps/level)/2 on, p > e^eps q: integrate both densities from y0 upwards.",
-        "The integral of p from y0 is 1 - e^(level(y0 - 1))/2, that of e^eps q is "
+        "From y0 = (1 + eps/level)/2 on, P > e^eps Q: integrate both densities from y0 upwards.",
+        "The integral of P from y0 is 1 - e^(level(y0 - 1))/2, that of e^eps Q is "
         "e^(eps - level y0)/2; insert y0: both exponentials are e^((eps - level)/2)."))
 
 # %% ../../nbs/exercises/definition.ipynb #9caa96d7
@@ -124,14 +124,14 @@ check_sampled_delta = Exercise(
         "outputs that all lose less than eps":
             lambda trial: [(2., 1.5, -trial.normal(10).abs() - 1)]},
     slips={
-        "you drew the outputs from q: Ada is in, so y = 1 + sigma*z":
+        "you drew the outputs from Q: Ada is in, so y = 1 + sigma*z":
             _mean(lambda sigma, z: _loss(sigma, z, lambda sigma, z: sigma*z.double())),
         "the noise is sigma times as loud: y = 1 + sigma*z, not 1 + z":
             _mean(lambda sigma, z: _loss(sigma, z, lambda sigma, z: 1 + z.double())),
         "the denominator is 2 sigma^2, not 2 sigma": _mean(lambda s, z: _loss(s, z)*s),
         "the denominator is 2 sigma^2, not sigma^2": _mean(lambda s, z: 2*_loss(s, z)),
         "the denominator is 2 sigma^2, not 2": _mean(lambda s, z: _loss(s, z)*s**2),
-        "the loss is ln p - ln q, not the other way round": _mean(lambda s, z: -_loss(s, z)),
+        "the loss is ln P - ln Q, not the other way round": _mean(lambda s, z: -_loss(s, z)),
         "y^2 - (y - 1)^2 is 2y - 1, not 2y + 1": _mean(lambda s, z: _loss(s, z) + 1/s**2),
         "y^2 - (y - 1)^2 is 2y - 1, not y": _mean(lambda s, z: _output(s, z)/(2*s**2)),
         "y^2 - (y - 1)^2 is 2y - 1, not 2y": _mean(lambda s, z: _loss(s, z) + .5/s**2),
@@ -150,7 +150,7 @@ check_sampled_delta = Exercise(
         "that is P[loss > eps]: each output counts 1 - e^(eps - loss) only":
             lambda eps, s, z: (_loss(s, z) > eps).double().mean()},
     hints=(
-        "The output is y = 1 + sigma*z. Write down ln p(y) - ln q(y), and simplify.",
+        "The output is y = 1 + sigma*z. Write down ln P(y) - ln Q(y), and simplify.",
         "The squares cancel: the loss of y is (2y - 1)/(2 sigma^2).",
         "loss = (2*(1 + sigma*z) - 1)/(2*sigma**2), then `(1 - (eps - loss).exp()).clamp(min=0)"
         ".mean()`."))

@@ -17,11 +17,11 @@ WRONG = {
         "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)",
         "is half of eps - level": "lambda e, l: max(0., 1 - math.exp(e - l))",
         "so eps - level is halved": "lambda e, l: max(0., (1 - math.exp(e - l))/2)",
-        "that is e^eps q alone": "lambda e, l: math.exp((e - l)/2)*(e < l)",
+        "that is e^eps Q alone": "lambda e, l: math.exp((e - l)/2)*(e < l)",
         "the sign of the exponent": "lambda e, l: max(0., 1 - math.exp((l - e)/2))",
         "that is P[loss > eps]": "lambda e, l: max(0., 1 - math.exp((e - l)/2)/2)*(e < l)"},
     "check_sampled_delta": {
-        "from q": "lambda e, s, z: (1 - (e - (2*s*z - 1)/(2*s**2)).exp()).clamp(min=0).mean()",
+        "from Q": "lambda e, s, z: (1 - (e - (2*s*z - 1)/(2*s**2)).exp()).clamp(min=0).mean()",
         "not 2 sigma": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s)).exp()).clamp(min=0).mean()",
         "clamp each": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean()",
         "not 1 + z": "lambda e, s, z: (1 - (e - (1 + 2*z)/(2*s**2)).exp()).clamp(min=0).mean()",
