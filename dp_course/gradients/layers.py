@@ -538,7 +538,8 @@ class ConvWeight:
 
     def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
         t = self.g.shape[2:].numel()
-        if t > _FEW or self.conv.groups > 1 or len(self.x) > self.b:
+        exact = self.x.dtype.itemsize >= 4  # else norm and sum are to share their rounding
+        if t > _FEW or not exact or self.conv.groups > 1 or len(self.x) > self.b:
             return _late_sum(self, factors, bad, squared)
         total = factors.new_zeros(self.shape[0], self.shape[1:].numel(), dtype=torch.float64)
         n = _few_at_a_time(t*sum(total.shape))

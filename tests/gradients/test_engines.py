@@ -35,6 +35,7 @@ from dp_course.gradients import (
     vmap_grad_sum,
 )
 from dp_course.gradients import tape as engines
+from dp_course.gradients.dpsgd import ROUNDING
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 
 NAMES = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",
@@ -1202,6 +1203,16 @@ def test_scaling_a_half_precision_gradient_never_rounds_it_up(engine, dtype):
         for bound in (1e-4, .3):
             assert most_moved(engine, model, per_number, x, torch.ones_like(x[:, :1]),
                               bound) <= SLACK
+
+
+@each_of_all
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_precision_convolution_of_few_positions_is_measured_as_it_is_added(engine, dtype):
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Conv2d(128, 64, 1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                        nn.Linear(64, 3)).to(dtype)
+    x, y = 10*torch.randn(7, 128, 4, 4).to(dtype), torch.arange(7) % 3
+    assert most_moved(engine, net, LOSS, x, y, 1e-3) <= 1 + ROUNDING
 
 
 @each_of_all
