@@ -126,13 +126,13 @@ def _wrapped(first, masses, h, steps, eps):
 _CURVE_SLIPS = {
     "an infinite loss sticks out whole at every eps: add its probability":
         lambda *case: _curve(*case, infinite=lambda masses, steps: 0.),
-    "one infinite loss among the steps is enough: its probability is 1 - sum**steps":
+    "one infinite loss among the steps is enough: more steps, more chances":
         lambda *case: _curve(*case, infinite=lambda m, steps: (1 - np.sum(m))*(steps > 0)),
-    "the infinite losses of the steps are not disjoint: 1 - sum**steps, not steps*(1 - sum)":
+    "several steps may have an infinite loss at once: not steps*(1 - sum)":
         lambda *case: _curve(*case, infinite=lambda m, steps: steps*(1 - np.sum(m))),
     "(1 - sum)**steps says that all losses are infinite: one is enough":
         lambda *case: _curve(*case, infinite=lambda m, steps: (1 - np.sum(m))**steps),
-    "sum**steps is the probability that no loss is infinite: 1 minus that":
+    "that is the probability that no loss is infinite: 1 minus that":
         lambda *case: _curve(*case, infinite=lambda m, steps: np.sum(m)**steps),
     "every loss above eps counts whole: only the share 1 - e^(eps - L) sticks out":
         lambda *case: _curve(*case, share=lambda loss, eps: 1.*(loss > eps)),

@@ -23,7 +23,7 @@ check_noise_length = Exercise(
             (d, trial.uniform(.5, 1.5), trial.uniform(.5, 1.5), 4096) for d in (2570, 1_867_562)],
         "a batch of one": [(100, 1.5, .3, 1)]},
     slips={
-        "lengths add up as squares: sqrt(d), not d": lambda d, s, c, b: s*c*d/b,
+        "lengths at right angles add up as squares, not as they are": lambda d, s, c, b: s*c*d/b,
         "that is the noise of one coordinate: there are d of them": lambda d, s, c, b: s*c/b,
         "noise is added to the sum and divided by the whole batch, not by its root":
             lambda d, s, c, b: s*c*math.sqrt(d/b),

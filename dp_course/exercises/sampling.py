@@ -231,7 +231,7 @@ check_room_for = Exercise(
         "the normal curve's tail is shorter than the binomial's: ask stats.binom":
             lambda n, q, steps, p: math.ceil(
                 n*q + stats.norm.isf(p/steps)*math.sqrt(n*q*(1 - q))),
-        "the chance p is shared by the steps: p/steps for each":
+        "that is room for one batch: every step has its chance to need more":
             lambda n, q, steps, p: _room(n, q, 1, p*steps),
         "that is the other end: isf is for large sizes, ppf(p) for small ones":
             lambda n, q, steps, p: int(stats.binom.ppf(p/steps, n, q)),
@@ -274,13 +274,13 @@ check_safe_epsilon = Exercise(
         "one epoch": _need_safe((10., 1, 1e-6)),
         "other runs": _need_safe(*map(_other, (4, 15, 50)))},
     slips={
-        "epochs compose like one release with sigma/sqrt(epochs), not sigma/epochs":
+        "noise averages away with the root: not sigma/epochs":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/epochs),
         "that is one epoch: every further one releases you again":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma),
         "eps does not shrink with the epochs: you are released once more in each":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma)/epochs**.5,
-        "sigma/sqrt(epochs) has paid for all epochs: delta is not divided, too":
+        "the noise has paid for all epochs already: delta is not divided, too":
             lambda sigma, epochs, delta: gaussian_epsilon(delta/epochs, sigma/epochs**.5),
         "that formula holds for an eps below 1 only: `gaussian_epsilon` is exact":
             lambda sigma, epochs, delta: math.sqrt(2*epochs*math.log(1.25/delta))/sigma,

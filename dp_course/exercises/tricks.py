@@ -148,11 +148,11 @@ check_naive_epsilon = Exercise(
         "one view: the eps that was promised": [(.05, 1., 20, 1e-6, 1)],
         "any other run": lambda trial: [(.1, trial.uniform(1.5, 2.5), 30, 1e-5, 3)]},
     slips={
-        "views are no further steps of the plan: the multiplier falls to sigma/k":
+        "views are no further steps of the plan: they make one person's move longer":
             _priced(lambda sigma, k: sigma),
-        "eps does not grow in proportion: compute it anew, at sigma/k":
+        "eps does not grow in proportion: compute it anew, with the multiplier that is left":
             lambda *case: case[-1]*_priced(lambda sigma, k: sigma)(*case),
-        "they move together, not independently: sigma/k, not sigma/sqrt(k)":
+        "they move together, not independently, so their lengths add up":
             _priced(lambda sigma, k: sigma/math.sqrt(k))},
     hints=(
         "Noise of standard deviation sigma C on a sum that one person moves by k C.",

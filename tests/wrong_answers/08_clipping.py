@@ -42,7 +42,7 @@ WRONG = {
         "norm of exactly C": UPDATE.replace("norms <= C", "norms < C")},
     "check_gradient_sigma": {
         "not the shares themselves": "lambda s, b: 1/(1/s - 1/(2*b))",
-        "its share is 1/(2 bit_sigma)": "lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan",
+        "not by 1": "lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan",
         "must be paid for": "lambda s, b: s",
         "so take it away": "lambda s, b: (s**-2 + (2*b)**-2)**-.5",
         "take the root": "lambda s, b: s**-2 - (2*b)**-2"},

@@ -6,7 +6,7 @@ OWN = '''def own_rate(held, tests):
 '''
 WRONG = {
     "check_noise_length": {
-        "sqrt(d), not d": "lambda d, s, c, b: s*c*d/b",
+        "not as they are": "lambda d, s, c, b: s*c*d/b",
         "there are d of them": "lambda d, s, c, b: s*c/b",
         "not by its root": "lambda d, s, c, b: s*c*math.sqrt(d/b)",
         "sigma times the bound": "lambda d, s, c, b: s*math.sqrt(d)/b",
