@@ -342,6 +342,13 @@ def wide_lines(path):
             if len(line) > 100]
 
 
+def test_a_test_module_marks_itself_once():
+    "A second `pytestmark` would silently take the place of the first."
+    for path in (ROOT/"tests").rglob("test_*.py"):
+        marks = re.findall(r"^pytestmark\b", path.read_text(), re.M)
+        assert len(marks) <= 1, f"{path.name} sets pytestmark {len(marks)} times: make it a list"
+
+
 def test_lines_of_cells_are_narrow():
     assert not complaints(wide_lines, [INDEX, *NOTEBOOKS])
 
