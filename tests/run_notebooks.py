@@ -1,9 +1,13 @@
 """`nbdev_test` as `make test` runs it: the same cells with the same flags, in two workers.
 
+    python tests/run_notebooks.py [nbs/05_trainer.ipynb]    all notebooks, or one
+
 They are forked from here, so that the course is imported once. No figure is rendered (IPython only
 prints what goes wrong there), a proof that a worker has seen succeed is not repeated, and solutions
 are judged in tests/exercises; `make test-slow` runs `nbdev_test` itself.
 """
+import sys
+
 import matplotlib.pyplot  # noqa: F401
 import opacus  # noqa: F401
 import scipy.stats  # noqa: F401
@@ -31,4 +35,5 @@ if __name__ == "__main__":
     pylabtools.retina_figure = lambda figure, **options: None
     trainer.prove_separate = once(trainer.prove_separate, set())
     test.CaptureShell = Shell
-    test.nbdev_test(n_workers=2, timing=True)
+    path = sys.argv[1] if len(sys.argv) > 1 else None
+    test.nbdev_test(path, n_workers=2, timing=True)
