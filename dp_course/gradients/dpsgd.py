@@ -61,7 +61,8 @@ class FlatClip:
         "Turn norms into the factors that the gradients are multiplied with."
         whole = torch.linalg.vector_norm(norms.double(), dim=0)  # (b,)
         factors = torch.where(whole.isfinite(), (self.max_norm/whole).clamp(max=1), 0.)
-        return factors.to(norms.dtype).expand_as(norms)
+        wide = torch.promote_types(norms.dtype, torch.float32)  # half precision would round up
+        return factors.to(wide).expand_as(norms)
 
     @property
     def sensitivity(self):

@@ -137,6 +137,25 @@ def no_longer(
     return torch.where(lengths > most, most/lengths, 1.)*factors
 
 
+def _alone(inputs, outputs, factors, squared):  # (n,t,t) float64 twice, (n) twice -> (n) twice
+    "Which gradients are to be formed alone, as their terms cancel; factors for all the others."
+    inputs, outputs = inputs.flatten(1), outputs.flatten(1)
+    exact = torch.linalg.vecdot(inputs, outputs)  # squared length
+    enough = 2.**-10*vector_norm(inputs, dim=1)*vector_norm(outputs, dim=1)
+    alone = ~(exact.isfinite() & (exact >= enough))
+    if squared is not None:
+        factors = no_longer(factors, squared, exact.clamp(min=0).sqrt())
+    return alone, factors.masked_fill(alone, 0)
+
+
+def _add_alone(total, weight, alone, factors, bad, squared):
+    "Add gradients that a product with many others would round by more than they are long."
+    if alone.any():
+        weight.careful = True
+        picked = [None if v is None else v[alone] for v in (factors, bad, squared)]
+        total += _late_sum(weight.some(alone), *picked).view_as(total)
+
+
 def _late_sum(weight, factors, bad, squared):
     "Form the gradients once more, a few at a time, measure them, and add them up."
     total = factors.new_zeros(weight.shape.numel(), dtype=torch.float64)
@@ -223,17 +242,36 @@ class LinearWeight:
         t = self.x.shape[1]
         if t > _FEW:
             return _late_sum(self, factors, bad, squared)
+        alone, together = (None, factors) if t == 1 else self._alone(factors, bad, squared)
         total = factors.new_empty(self.shape, dtype=torch.float64)
-        n = _few_at_a_time(t*sum(self.shape))
-        columns = _columns(t*min(n, len(factors)), self.shape[1])
-        for low in range(0, max(1, len(factors)), n):  # two float32's product: exact in float64
-            part = slice(low, low + n)
+        for low, part, columns in self._pieces(len(factors)):
             erased = None if bad is None else bad[part]
-            g = weighted_rows(self.g[part], erased, factors[part]).flatten(0, 1)
-            for some in columns:
+            g = weighted_rows(self.g[part], erased, together[part]).flatten(0, 1)
+            for some in columns:  # two float32's product: exact in float64
                 x = weighted_rows(self.x[part, :, some], erased).flatten(0, 1)
                 total[:, some].addmm_(g.T, x, beta=min(low, 1))  # 0: there is nothing yet
+        if t > 1:
+            _add_alone(total, self, alone, factors, bad, squared)
         return total
+
+    def _pieces(self, b):  # yields first example, slice of examples, slices of columns
+        "A few examples at a time, and a few columns of theirs."
+        t = self.x.shape[1]
+        n = _few_at_a_time(t*sum(self.shape))
+        columns = _columns(t*min(n, b), self.shape[1])
+        for low in range(0, max(1, b), n):
+            yield low, slice(low, low + n), columns
+
+    def _alone(self, factors, bad, squared):
+        "`_alone` for all examples, from inner products in float64."
+        found = []
+        for _, part, columns in self._pieces(len(factors)):
+            erased = None if bad is None else bad[part]
+            g = weighted_rows(self.g[part], erased)
+            xs = (weighted_rows(self.x[part, :, some], erased) for some in columns)
+            said = None if squared is None else squared[part]
+            found.append(_alone(sum(x @ x.mT for x in xs), g @ g.mT, factors[part], said))
+        return map(torch.cat, zip(*found))
 
     def kept(self):
         return self.keep(self.gradients())
@@ -502,10 +540,10 @@ class ConvWeight:
 
     def some(self, part):  # slice of b -> the same for a few examples
         "What is known about a few examples, in float64 where float32 would lose them."
-        x, g = [rows.unflatten(0, (-1, self.b))[:, part].flatten(0, 1) for rows in (self.x, self.g)]
-        if self.careful:
-            x, g = x.double(), g.double()
-        return ConvWeight(self.conv, x, g, len(range(self.b)[part]), self.padding)
+        x, g = [rows.unflatten(0, (-1, self.b))[:, part] for rows in (self.x, self.g)]
+        b, x, g = x.shape[1], x.flatten(0, 1), g.flatten(0, 1)
+        wide = torch.float64 if self.careful else at_least_float32(self.x.dtype)
+        return ConvWeight(self.conv, x.to(wide), g.to(wide), b, self.padding)
 
     def _in_float64(self, x, g):  # rows of n examples with one view each -> (n,*weight.shape)
         return _gradients_by_patches(self.conv, x.double(), g.double(), len(x), self.padding)
@@ -538,17 +576,21 @@ class ConvWeight:
 
     def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
         t = self.g.shape[2:].numel()
-        exact = self.x.dtype.itemsize >= 4  # else norm and sum are to share their rounding
-        if t > _FEW or not exact or self.conv.groups > 1 or len(self.x) > self.b:
+        if t > _FEW or self.conv.groups > 1 or len(self.x) > self.b:
             return _late_sum(self, factors, bad, squared)
         total = factors.new_zeros(self.shape[0], self.shape[1:].numel(), dtype=torch.float64)
-        n = _few_at_a_time(t*sum(total.shape))
+        n, found = _few_at_a_time(t*sum(total.shape)), []
         for low in range(0, self.b, n):
             part = slice(low, low + n)
             erased = None if bad is None else bad[part]
-            patches = _patches(weighted_rows(self.x[part], erased), self.conv, self.padding)
-            g = weighted_rows(self.g[part].flatten(2), erased, factors[part])
-            total.addmm_(g.transpose(0, 1).flatten(1), patches[:, 0].transpose(0, 1).flatten(1).T)
+            patches = _patches(weighted_rows(self.x[part], erased), self.conv, self.padding)[:, 0]
+            g = weighted_rows(self.g[part].flatten(2), erased)
+            said = None if squared is None else squared[part]
+            found.append(_alone(patches.mT @ patches, g.mT @ g, factors[part], said))
+            g = (g*found[-1][1][:, None, None]).transpose(0, 1).flatten(1)
+            total.addmm_(g, patches.transpose(0, 1).flatten(1).T)
+        alone = torch.cat([alone for alone, _ in found])
+        _add_alone(total, self, alone, factors, bad, squared)
         return total.view(self.shape)
 
     def kept(self):

@@ -7,12 +7,13 @@ __all__ = ['linear_head', 'linear_grad_sum']
 
 # %% ../../nbs/workshop/gradients/linear.ipynb #bf845be6
 import math
+from functools import partial
 
 import torch
 from torch import nn
 
 from ..data import Views, flatten_views, losses_of
-from .layers import KeptGradients, LinearWeight
+from .layers import GhostNorm, KeptGradients, LinearWeight
 
 # %% ../../nbs/workshop/gradients/linear.ipynb #ee086c40
 def linear_head(
@@ -67,12 +68,12 @@ def linear_grad_sum(
     a = rows.flatten(1)                               # (kb,i)
     g = _output_grads(layer, loss_fn, a, labels)/k    # (kb,o)
     a, g = _by_example(a, b, k), _by_example(g, b, k)
-    pieces = {"1.weight": LinearWeight(a, g), "1.bias": KeptGradients(g.sum(1))}
-    squares = {"1.weight": pieces["1.weight"].ghost_norms,  # |sum_k g a^T|^2
-               "1.bias": pieces["1.bias"].squared_norms}
+    weight = LinearWeight(a, g)
+    squared = weight.ghost_norms()                    # |sum_k g a^T|^2
+    pieces = {"1.weight": GhostNorm(squared, partial(weight.weighted_sum, squared=squared)),
+              "1.bias": KeptGradients(g.sum(1))}
     params = [name for name, p in model.named_parameters() if p.requires_grad]
-    squared = torch.stack([squares[name]().double() for name in params])
-    norms = squared.sqrt()
+    norms = torch.stack([pieces[name].squared_norms().double() for name in params]).sqrt()
     bad = ~norms.isfinite().all(0)
     factors = dict(zip(params, torch.where(bad, 0., clip(norms))))
     bad = bad if bad.any() else None
