@@ -239,6 +239,13 @@ def _rows(leaf):
     return len(leaf) if isinstance(leaf, torch.Tensor) and leaf.dim() else None
 
 # %% ../../nbs/workshop/training/guard_rows.ipynb #d2b7f3a8
+def _dim_of(sizes, number):
+    "The first dimension of so many, which is where rows stand; None if there is none."
+    sizes = sizes.shape if isinstance(sizes, torch.Tensor) else sizes
+    found = isinstance(sizes, (list, tuple)) and number in sizes
+    return list(sizes).index(number) if found else None
+
+
 class _WideDraws(TorchDispatchMode):
     "Draw for many rows where somebody draws for b, and hand out the first: each row has its own."
     def __init__(self, b, many):
@@ -265,24 +272,25 @@ class _WideDraws(TorchDispatchMode):
 
     def _for_many(self, arg):
         "A tensor, or a size, with many rows."
-        if isinstance(arg, (list, tuple)):
-            return [self.many if size == self.b else size for size in arg]
+        dim = _dim_of(arg, self.b)
+        if dim is None:
+            return arg
         if isinstance(arg, torch.Tensor):
-            for dim in [dim for dim, size in enumerate(arg.shape) if size == self.b]:
-                rows = torch.arange(self.many, device=arg.device) % self.b
-                arg = arg.index_select(dim, rows)
-        return arg
+            rows = torch.arange(self.many, device=arg.device) % self.b
+            return arg.index_select(dim, rows)
+        return [*arg[:dim], self.many, *arg[dim + 1:]]
 
     def _lettered(self, arg):
         "A shape with a letter for the rows."
-        if isinstance(arg, torch.Tensor):
-            arg = list(arg.shape)
-        return ["b" if v == self.many else v for v in arg] if isinstance(arg, list) else None
+        dim = _dim_of(arg, self.many)
+        shape = list(arg.shape) if isinstance(arg, torch.Tensor) else arg
+        if dim is not None:
+            return [*shape[:dim], "b", *shape[dim + 1:]]
+        return shape if isinstance(shape, list) else None
 
     def _first(self, drawn):
-        for dim, size in enumerate(drawn.shape):
-            drawn = drawn.narrow(dim, 0, self.b) if size == self.many else drawn
-        return drawn
+        dim = _dim_of(drawn, self.many)
+        return drawn if dim is None else drawn.narrow(dim, 0, self.b)
 
 # %% ../../nbs/workshop/training/guard_rows.ipynb #124ea147
 @contextmanager

@@ -39,6 +39,7 @@ from dp_course.training import (
     refuse_mixed_clip,
     refuse_unbounded,
 )
+from dp_course.training.guard_rows import _WideDraws
 
 loss = partial(F.cross_entropy, reduction="none")
 TAPED = [hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
@@ -1302,6 +1303,15 @@ class FormerBatch:
 def test_no_augmentation_that_mixes_gets_through(augment):
     with pytest.raises(ValueError, match="augment (mixes|keeps)"):
         attacked(augment=augment)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 1, 1, 1), (1, 128), (4, 4), (128, 1)])
+def test_a_draw_for_many_rows_has_no_other_size_that_is_larger(sizes):
+    "One row of an image has many sizes of one: a draw of 128**4 numbers took 17 s and 4 GB."
+    with _WideDraws(sizes[0], 128) as draws:
+        drawn = torch.rand(sizes)
+    assert drawn.shape == sizes
+    assert draws.thrown == [([["b", *sizes[1:]]], ["b", *sizes[1:]])]
 
 
 class Inside(nn.Module):
