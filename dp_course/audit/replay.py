@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .adapters import Finding, flat, fresh, joined, row_of
-from ..basics import PALETTE, figure
+from ..basics import PALETTE, figure, refuse_unknown
 from ..data import count, tree_map
 from ..privacy import PLDAccountant
 
@@ -212,6 +212,7 @@ _WRONG = {"move": "one example moves the released weights by {:.3g} times what t
           "spread": "who was drawn varies {:.3g} times as much as coins do"}
 
 # %% ../../nbs/workshop/audit/replay.ipynb #813fdf42
+@refuse_unknown
 def replay_release(
     train,             # (x, y, seed) -> dict name -> released tensor; a seed fixes coins and noise
     silent,            # D: rows (x, y) without gradients, as many as the plan says

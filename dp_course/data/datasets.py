@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..basics import data_root
+from ..basics import data_root, refuse_unknown
 from .examples import Examples
 
 # %% ../../nbs/workshop/data/datasets.ipynb #d694c95f
@@ -122,6 +122,7 @@ def _refuse(name, root, folder, faults):
     raise error(f"{name}: {listed}. {fix}")
 
 # %% ../../nbs/workshop/data/datasets.ipynb #a3a312ed
+@refuse_unknown
 def load(
     name:str,             # 'digits', 'mnist', 'fashion', 'cifar10', 'cifar100' or 'oct'
     root=None,            # folder in torchvision's layout; default `data_root()`

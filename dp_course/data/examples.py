@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from ..basics import check_kind
+from ..basics import check_kind, refuse_unknown
 from .batches import count, leaves, tree_map
 
 # %% ../../nbs/workshop/data/examples.ipynb #5a173e8b
@@ -332,6 +332,7 @@ def _check_options(**functions):
             raise ValueError(f"{name}={f!r:.80} is no function: help(Examples) says what it gets")
 
 # %% ../../nbs/workshop/data/examples.ipynb #9bbf8010
+@refuse_unknown
 class Examples:
     "A data set that is read by rows, and what turns raw rows into the input of a network."
     def __init__(

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..basics import check_kind, check_number
+from ..basics import check_kind, check_number, refuse_unknown
 from .dpsgd import FlatClip
 from .thresholds import check_groups, equal_split
 from ..privacy import normal
 
 # %% ../../nbs/08_clipping.ipynb #2152fe60
+@refuse_unknown
 @dataclass
 class AutoClip:
     "Scale every example to a length just below `max_norm`: its direction counts, hardly its size."
@@ -107,6 +108,7 @@ def _check_learner(clip, counts):
                  lr=clip.lr, bit_sigma=clip.bit_sigma)
 
 # %% ../../nbs/08_clipping.ipynb #8e1da570
+@refuse_unknown
 @dataclass
 class AdaptiveClip:
     "Clip at a threshold that follows a quantile of the norms, noised and paid for out of `sigma`."
@@ -157,6 +159,7 @@ def _by_group(clip, norms):  # (k,b) norms, (k,) thresholds, (l,) group of each 
     return squares.sqrt(), thresholds, groups
 
 
+@refuse_unknown
 @dataclass(eq=False)
 class LayerClip:
     "Clip every group of parameter tensors to a threshold of its own, fixed or learnt privately."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..basics import check_number
+from ..basics import check_number, refuse_unknown
 from ..data import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from ..privacy import normal
 
@@ -43,6 +43,7 @@ def example_grads(
     return _grads_alone(model, loss_fn, x, y)
 
 # %% ../../nbs/02_by_hand.ipynb #d17b7185
+@refuse_unknown
 @dataclass
 class FlatClip:
     "Shrink every example whose whole gradient is longer than `max_norm` down to that length."

@@ -18,7 +18,6 @@ from .budget import falling_root as falling_root
 from .budget import multipliers as multipliers
 from .budget import plain_numbers as plain_numbers
 from .budget import plan_in_words as plan_in_words
-from .budget import refuse_unknown as refuse_unknown
 from .budget import round_up as round_up
 from .budget import steps_of as steps_of
 from .definition import gaussian_mechanism as gaussian_mechanism

@@ -80,10 +80,12 @@ class RDPAccountant(Accountant):
         return float(np.exp(min(0., np.min(log_delta))))
 
 # %% ../../nbs/03_cost.ipynb #e8e6d21e
+from ..basics import refuse_unknown
 from .budget import check_accountant
 from .pld import PLDAccountant
 
 
+@refuse_unknown
 def epsilon(
     *,
     q:float,                   # Poisson sampling rate: batch_size/n
@@ -103,6 +105,7 @@ from .budget import (
     bill_of, check_budget, check_chance, check_rest, composed, falling_root, multipliers, round_up)
 
 
+@refuse_unknown
 def noise_multiplier(
     *,
     eps:float,                 # budget, > 0
@@ -159,7 +162,7 @@ def _log_sigma(low, high, spent, eps):
 from dataclasses import InitVar, dataclass
 
 from .budget import (
-    Budget, check_plan_numbers, plain_numbers, plan_in_words, refuse_unknown, steps_of)
+    Budget, check_plan_numbers, plain_numbers, plan_in_words, steps_of)
 
 
 @refuse_unknown

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ..basics import check_number
+from ..basics import check_number, refuse_unknown
 from .accounting import PrivacyPlan, RDPAccountant, rdp_to_epsilon
 from .budget import multipliers
 from .pld import require
@@ -33,6 +33,7 @@ def _delta_of_one(one, order):
     return np.exp(np.minimum(0, log_delta.min(1)))
 
 
+@refuse_unknown
 @dataclass(frozen=True)
 class RandomStopping:
     "How many runs to try before only the best is published: a secret number, drawn beforehand."
@@ -103,6 +104,7 @@ class RandomStopping:
         return one + more + math.log(self.mean*(1+1e-9))/(order-1)  # 1e-9: gamma is rounded
 
 # %% ../../nbs/workshop/privacy/search.ipynb #7296c046
+@refuse_unknown
 def search_epsilon(
     tries:RandomStopping,
     *,
@@ -123,6 +125,7 @@ def search_epsilon(
     return rdp_to_epsilon(tries.rdp(run), run.orders, delta)
 
 # %% ../../nbs/workshop/privacy/search.ipynb #a3229d82
+@refuse_unknown
 def search_noise_multiplier(
     tries:RandomStopping,
     *,
@@ -163,6 +166,7 @@ def search_noise_multiplier(
             return sigma
 
 # %% ../../nbs/workshop/privacy/search.ipynb #c19e03d5
+@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class Search:
     "Several private runs, of which one leaves: what each may do, and what all of it costs."

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..basics import check_count, check_kind, check_number
+from ..basics import check_count, check_kind, check_number, refuse_unknown
 from .guard_plan import refuse_units
 from .ledger import STEPS
 from .trainer import Trainer
@@ -84,6 +84,7 @@ class _Average:
         self.count, self.weights, self._model = state["count"], dict(state["weights"]), None
 
 
+@refuse_unknown
 class EMA(_Average):
     "Average all iterates, recent ones most: `weights` is what a trainer with this releases."
     # ValueError: decay outside [0,1). De et al. 2022 (arXiv 2204.13650); warm-up as in TensorFlow's
@@ -105,6 +106,7 @@ class EMA(_Average):
         return 1 - min(self.decay, warm)
 
 
+@refuse_unknown
 class TailAverage(_Average):
     "Average the iterates after step `start`, all with the same weight."
     # ValueError: negative start. Until `start` there is no average: a release has the last iterate
@@ -153,6 +155,7 @@ def step_decay(t, steps, at=(.5, .75), factor=.1):
 SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine, "step": step_decay}
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #437db2e4
+@refuse_unknown
 class Schedule:
     "Set the learning rate of the next step from the number of steps alone: no data are looked at."
     # ValueError: unknown shape; the first step was taken at another learning rate.
@@ -187,6 +190,7 @@ class Schedule:
             group["lr"] = self.at(trainer.t)
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #e26857b0
+@refuse_unknown
 class HeadFirst:
     "Let only the last layer learn at first, and clip only its gradient: a callback."
     def __init__(
@@ -269,6 +273,7 @@ def _check_metric(metric):
                          "looks at public data only")
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #364c8304
+@refuse_unknown
 class Plateau:
     "Lower the learning rate when a metric stops rising: harmless if that is public or noised."
     # ReduceLROnPlateau of PyTorch, as a callback whose state is saved with the run. ValueError: a
@@ -348,6 +353,7 @@ def _reserve(metric, trainer, what):
     whole.post(what, sigma=metric.sigma, steps=metric.measurements)
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #b341a187
+@refuse_unknown
 class NoisyAccuracy:
     "A metric that may be looked at: accuracy on private examples, counted with noise and paid for."
     # ValueError: no examples, or looks that the plan has no budget for. The count moves by at most

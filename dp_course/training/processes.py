@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from ..basics import pick_device
+from ..basics import pick_device, refuse_unknown
 from .ledger import Book
 from .micro_batches import digest_of, fingerprint
 from .trainer import Trainer
@@ -121,6 +121,7 @@ def _from_torchrun(name, default):
     return int(os.environ.get(name, default))
 
 
+@refuse_unknown
 def join(
     device=None,        # as for `pick_device`; "cuda" and None: one GPU per process
     timeout:float=300,  # seconds to wait for the others, now and later
@@ -207,6 +208,7 @@ class _SharedBook(Book):
         return answer
 
 # %% ../../nbs/workshop/training/processes.ipynb #64b5b78a
+@refuse_unknown
 class ProcessTrainer(Trainer):
     "Train in step with others: each process clips its own shard, one noise goes on the sum of all."
     # ValueError: the processes have different plans, networks or data, or have drifted apart

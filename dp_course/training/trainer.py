@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from ..basics import check_count, check_number, keep_memory
+from ..basics import check_count, check_number, keep_memory, refuse_unknown
 from ..data import as_examples, call_model, leaves, tree_map
 from ..gradients import (
     FlatClip, bf16_engine, fast_grad_sum, noisy_mean, settled_precision, trainable, unit_engine)
@@ -40,6 +40,7 @@ _AGAIN = 200  # steps after which it is proved once more
 _PROVED = "model", "params", "data", "plan", "loss_fn", "clip", "engine", "augment"
 
 
+@refuse_unknown
 class Trainer:
     "Train privately: whatever is drawn, noised or counted is made from the plan."
     # ValueError: plan, data, model, loss, clip, optimizer or augmentation would void the guarantee
@@ -60,9 +61,7 @@ class Trainer:
         micro_batch=None,      # examples per call of the engine: changes memory, not the sum
         augment=None,          # (x, y, generator) -> (x, y), after normalization; may be `Views`
         precision="float32",   # in which the engine computes; "bf16", or "auto": the faster one
-        **others,              # refused, in words, if they come from elsewhere (max_grad_norm ...)
     ):
-        _refuse_unknown(others)
         self._refuse_to_be_alone()
         _check_parts(model, callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
                      augment=augment)
@@ -156,6 +155,7 @@ class Trainer:
 
     # --- training
 
+    @refuse_unknown
     def fit(
         self,
         steps=None,  # default: all that are left
@@ -318,6 +318,7 @@ class Trainer:
     def _digest(self, things):
         return keyed_digest(self._seed, things)
 
+    @refuse_unknown
     def noisy(
         self,
         what:str,           # name of the release: the statement lists it
@@ -392,6 +393,7 @@ class Trainer:
             self._seal.note()
             yield output, tree_map(lambda v: v.to(self.device), y)
 
+    @refuse_unknown
     def evaluate(
         self,
         chunk:int=2048,  # test examples at a time
@@ -629,31 +631,6 @@ def _check_release(what, value, sensitivity, sigma, asked, most):
     return value
 
 
-_IN_THE_PLAN = "n", "batch_size", "steps", "epochs", "eps", "epsilon", "delta", "sigma", "q"
-_OURS = {  # what others call it -> what to write
-    "max_grad_norm": "clip=FlatClip({})", "l2_norm_clip": "clip=FlatClip({})",
-    "max_norm": "clip=FlatClip({})", "lr": "optimizer=partial(torch.optim.SGD, lr={})",
-    "learning_rate": "optimizer=partial(torch.optim.SGD, lr={})", "criterion": "loss_fn={}",
-    "loss": "loss_fn={}", "noise_multiplier": "PrivacyPlan(..., sigma={})",
-    "target_epsilon": "PrivacyPlan(..., eps={})", "target_delta": "PrivacyPlan(..., delta={})",
-    "scheduler": "callbacks=[Schedule(lr, shape, plan.steps)]", "metrics": "metric={}",
-    "data_loader": "data=loader.dataset", "device": "Trainer(model.to({}), ...)",
-    "microbatches": "micro_batch={}",
-    "max_physical_batch_size": "micro_batch={}",
-    **{name: f"PrivacyPlan(..., {name}={{}})" for name in _IN_THE_PLAN},
-}
-
-
-def _refuse_unknown(options):
-    "Say how an option that is called otherwise here is called."
-    for name, value in options.items():
-        if name in _OURS:
-            ours = _OURS[name].format(f"{value!r:.40}")
-            raise ValueError(f"Trainer takes no {name}={value!r:.40}: write {ours}")
-        raise ValueError(f"Trainer takes no {name}={value!r:.40}: help(Trainer) lists what it "
-                         "takes")
-
-
 def _check_saved(
     state,   # of a checkpoint
     path,
@@ -704,6 +681,7 @@ def _write_release(path, weights, statement):
     save_atomic({"kind": _RELEASE, "statement": statement, "weights": weights}, _file(path))
 
 
+@refuse_unknown
 def save_release(
     path,           # file
     model,          # `nn.Module` that may leave, such as what `Search.best` gives
@@ -717,6 +695,7 @@ def save_release(
     _write_release(path, model.state_dict(), statement)
 
 
+@refuse_unknown
 def load_release(
     path,   # file that `Trainer.release`, `save_release` or `dp-train` wrote
     model,  # `nn.Module` of the same shape; it gets the weights

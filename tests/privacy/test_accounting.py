@@ -785,7 +785,7 @@ def test_what_is_no_accountant_is_refused(accountant):
                           (PrivacyPlan, (100, 10, 5, 3., 1e-5))])
 def test_numbers_in_a_row_go_by_name(f, numbers):
     "Nobody can swap q and sigma; what was positional once fails at once."
-    with pytest.raises(TypeError, match="positional argument"):
+    with pytest.raises(ValueError, match="takes nothing without a name"):
         f(*numbers)
     kinds = {p.kind for p in inspect.signature(f).parameters.values()}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
@@ -1042,7 +1042,7 @@ def test_numbers_beyond_all_bounds_are_refused_in_words(strange, words):
 
 @pytest.mark.parametrize("asked, words", [
     ({"target_epsilon": 3}, "write eps=3"), ({"noise_multiplier": 1.}, r"write sigma=1\.0"),
-    ({"max_grad_norm": 1.}, "in the Trainer"), ({"target_delta": 1e-5}, "write delta=1e-05"),
+    ({"max_grad_norm": 1.}, "write Trainer"), ({"target_delta": 1e-5}, "write delta=1e-05"),
     ({"sample_rate": .1}, r"write batch_size=0\.1\*n"), ({"foo": 1}, "it takes n, batch_size")])
 def test_names_of_other_libraries_are_answered_in_ours(asked, words):
     with pytest.raises(ValueError, match=words):

@@ -447,7 +447,7 @@ def test_search_noise_multiplier_refuses():
     lambda: search_noise_multiplier(RandomStopping(5.), 3., 1e-5, .1, 10),
     lambda: snr(10, 4, 2.), lambda: snr_ceiling(100, 3., 1e-5)])
 def test_numbers_of_one_kind_go_by_name(call):
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(ValueError, match="without a name"):
         call()
 
 
