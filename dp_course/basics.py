@@ -406,6 +406,7 @@ def data_root(
     root=None,  # a folder; default: `$DP_COURSE_DATA`, else `~/.cache/dp_course`
 ):              # `pathlib.Path`, which need not exist
     "The folder in which the course looks for data sets."
+    check_kind("is no folder: pass its name", (str, os.PathLike, type(None)), root=root)
     return Path(root or os.environ.get("DP_COURSE_DATA") or "~/.cache/dp_course").expanduser()
 
 # %% ../nbs/workshop/basics.ipynb #da20c537

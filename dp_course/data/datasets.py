@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..basics import data_root, refuse_unknown
+from ..basics import data_root, pick_device, refuse_unknown
 from .examples import Examples
 
 # %% ../../nbs/workshop/data/datasets.ipynb #d694c95f
@@ -138,7 +138,7 @@ def load(
         data = _load_oct(root)
     else:
         data = _load_digits() if name == "digits" else _load_files(name, root, download)
-    return data.to("cpu" if device is None else device)
+    return data.to(pick_device("cpu" if device is None else device))
 
 
 def _load_digits():

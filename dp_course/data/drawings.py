@@ -15,6 +15,12 @@ from ..basics import PALETTE, check_count
 from .batches import tree_map
 
 # %% ../../nbs/workshop/data/drawings.ipynb #e47678ed
+def _check_drawing(seed, **counts):
+    "Refuse what is no count and no seed."
+    check_count(0, 10**8, **counts)
+    check_count(-2**63, 2**63 - 1, seed=seed)
+
+
 def dead_leaves(
     n:int,           # images
     size:int=32,     # pixels each way
@@ -23,6 +29,7 @@ def dead_leaves(
 ):                   # (n,3,size,size) floats around 0.5; contrast differs from image to image
     "Draw random images that no person is in: discs of all sizes, one on top of the other."
     # Lee, Mumford & Huang 2001, Occlusion models for natural images
+    _check_drawing(n=n, size=size, leaves=leaves, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     def rand(*shape):
         return torch.rand(*shape, generator=generator)
@@ -226,6 +233,7 @@ def leaf_images(
     "Draw random images that no person is in: shapes of all sizes, one on top of the other."
     # Lee, Mumford & Huang 2001, Occlusion models for natural images;
     # mixed shapes: Baradad et al. 2021 (arXiv 2106.05963), whose images these are not
+    _check_drawing(n=n, size=size, leaves=leaves, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     out = torch.empty(n, 3, size, size, dtype=torch.uint8)
     for part in out.split(_AT_ONCE):
@@ -239,6 +247,7 @@ def drawn_bars(
     seed:int=0,
 ):               # (n,1,size,size) uint8; (n,) which of eight directions
     "Draw soft bars whose direction is their label: public images, for nobody is in them."
+    _check_drawing(n=n, size=size, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 8
     shift, end, width = torch.rand(3, n, 1, 1, generator=generator)

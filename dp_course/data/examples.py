@@ -91,7 +91,7 @@ def _read(x, y, idx):
 # %% ../../nbs/workshop/data/examples.ipynb #5832961e
 def _is_items(x):
     "Whether `x` is a Dataset, or something that is indexed like one."
-    known = (torch.Tensor, np.ndarray, _Chosen, dict, tuple, list, str)
+    known = (torch.Tensor, np.ndarray, _Chosen, dict, tuple, list, str, bytes)
     return not isinstance(x, known) and hasattr(x, "__getitem__") and not hasattr(x, "to_numpy")
 
 
@@ -142,7 +142,7 @@ def _check_part(x, y, names):
         pairs = [_row_counts(x_name, x), _row_counts(y_name, y)]
         said = ", ".join(sentence for sentence, _ in pairs)
         lengths = pairs[0][1] | pairs[1][1]
-    if len(lengths) != 1:
+    if len(lengths) != 1 or " no rows" in said:
         raise ValueError(f"{said}: row i of one must belong to row i of the other")
     if lengths == {0}:
         raise ValueError(f"{said}: pass at least one")
@@ -307,11 +307,12 @@ def _noise(bounds, b, generator, scale):
 # %% ../../nbs/workshop/data/examples.ipynb #81cf410f
 def _constants(name, value, positive=False):
     "One public number, or one per channel, as a tuple."
-    many = isinstance(value, (tuple, list, torch.Tensor, np.ndarray))
-    values = tuple(value) if many else (value,)
     try:
-        numbers = tuple(map(float, values))
-    except (TypeError, ValueError):
+        if isinstance(value, (str, bool)):
+            raise TypeError
+        many = isinstance(value, (tuple, list, torch.Tensor, np.ndarray))
+        numbers = tuple(map(float, value if many else (value,)))
+    except (TypeError, ValueError, OverflowError):
         numbers = ()
     if not numbers or not all(v > 0 or not positive for v in numbers) or not all(
             map(math.isfinite, numbers)):
@@ -356,6 +357,7 @@ class Examples:
             _check_part(test_x, test_y, ("test_x", "test_y"))
             _check_pair(x, test_x)
         _check_options(normalize=normalize, probe=probe)
+        check_kind("is no name: pass text", str, name=name)
         vars(self).update(train_x=x, train_y=y, test_x=test_x, test_y=test_y, name=name,
                           classes=_names(classes), mean=_constants("mean", mean),
                           std=_constants("std", std, positive=True),

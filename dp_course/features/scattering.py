@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from ..basics import check_count, check_number
 from ..privacy import normal
 
 # %% ../../nbs/11_features.ipynb #e1435bc6
@@ -30,9 +31,12 @@ def _noisy_mean_of_rows(
 
 def _check_release(sigma, max_norms):
     "Refuse noise or bounds that hide nobody."
-    if not 0 < sigma < math.inf:
-        raise ValueError(f"{sigma=} is no noise multiplier: pass a finite number > 0, such as 8")
-    bounds = [float(bound) for bound in max_norms]
+    check_number("is no noise multiplier: pass a finite number > 0, such as 8",
+                 lambda v: 0 < v < math.inf, sigma=sigma)
+    try:
+        bounds = [float(bound) for bound in max_norms]
+    except (TypeError, ValueError):
+        bounds = []
     if len(bounds) != 2 or not all(0 < bound < math.inf for bound in bounds):
         raise ValueError(f"{max_norms=} are no bounds: pass two positive finite numbers, for the "
                          "means and for the mean squares")
@@ -50,11 +54,12 @@ def private_channel_stats(
     # ValueError: sigma or a bound is not positive and finite, or the budget refuses.
     # Tramer & Boneh 2021 (arXiv 2011.11660). One image moves a sum of clipped rows by its bound.
     _check_release(sigma, max_norms)
+    people = len(features) if n is None else n
+    check_count(1, 10**15, n=people)
     if budget is not None:
         budget.post("channel statistics", sigma=sigma, steps=2)
     def release(power, bound):
         rows = [x.double().pow(power).mean((2, 3)) for x in features.split(1000)]
-        people = n or len(features)
         return _noisy_mean_of_rows(torch.cat(rows), people, sigma, bound, generator)
     mean = release(1, max_norms[0])
     variance = release(2, max_norms[1]) - mean**2

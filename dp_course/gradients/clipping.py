@@ -177,11 +177,17 @@ class LayerClip:
         self.max_norms, self.groups = check_groups(self.max_norms, self.groups)
         check_kind("is neither True nor False", bool, own_noise=self.own_noise)
         if self.batch_size is None:
-            return
+            return self._refuse_to_learn()
         if self.groups is None:
             raise ValueError("name the groups of learnt thresholds: groups=range(l), or "
                              "groups=layer_groups(model)")
         _check_learner(self, len(self.max_norms))
+
+    def _refuse_to_learn(self):
+        fixed = LayerClip.quantile, LayerClip.lr, LayerClip.bit_sigma
+        if (self.quantile, self.lr, self.bit_sigma) != fixed:
+            raise ValueError(f"quantile={self.quantile}, lr={self.lr}, bit_sigma={self.bit_sigma} "
+                             "are for thresholds that are learnt: pass batch_size=, the plan's")
 
     def __call__(
         self,

@@ -417,6 +417,8 @@ def clip_factors(
     clip,  # norms (l,b) -> factors (l,b)
 ):         # factors (l,b) float64, norms (l,b) float64, bad (b) or None
     "Turn norms into factors; an example with a NaN or an infinity anywhere counts nothing."
+    if not callable(clip):
+        raise ValueError(f"{clip=!r:.80} is no clip: pass FlatClip({clip!r:.80})")
     with _without_autocast(tape):
         norms = tape.norms()
         if math.isfinite(norms.sum()):  # then all of them are

@@ -21,7 +21,7 @@ def _read_floats(numbers):
     "Numbers as a fresh tensor; an empty one if they are none."
     try:
         return torch.as_tensor(numbers, dtype=torch.float64).clone()
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return torch.zeros(0, dtype=torch.float64)
 
 

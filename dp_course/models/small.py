@@ -13,7 +13,7 @@ from copy import deepcopy
 import torch
 from torch import nn
 
-from ..basics import check_count
+from ..basics import check_count, check_number
 
 # %% ../../nbs/15_shoe.ipynb #3ad8cb13
 class TemperedSigmoid(nn.Module):
@@ -21,6 +21,8 @@ class TemperedSigmoid(nn.Module):
     # Papernot et al. 2021 (arXiv 2007.14191)
     def __init__(self, scale:float=2., temperature:float=2., offset:float=1.):
         super().__init__()
+        check_number("is no number: pass a finite one", math.isfinite, scale=scale,
+                     temperature=temperature, offset=offset)
         self.scale = scale
         self.temperature = temperature
         self.offset = offset

@@ -199,23 +199,40 @@ def plan_in_words(plan):  # str
         "number n, which is public here, and attacks on floating-point noise.")
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #13cd66a9
+def _read_bill(planned):  # {(q, sigma): steps}
+    "Read what a run is to spend."
+    # ValueError: no bill, or a number out of range
+    try:
+        parts = [(q, sigma, steps) for (q, sigma), steps in dict(planned).items()]
+    except (TypeError, ValueError):
+        raise ValueError(f"{planned=!r:.80} is no bill: pass {{(q, sigma): steps}}") from None
+    for q, sigma, steps in parts:
+        require(q=q, sigma=sigma, steps=steps)
+    return bill_of(*parts)
+
+
 @refuse_unknown
 class Budget:
     "One book for a run: whatever looks at the data posts here before its noise is drawn."
-    # Neighbours: one example added or removed. ValueError: a number out of range, no accountant
+    # Neighbours: one example added or removed. ValueError: a number out of range, no accountant,
+    # a plan that spends more than eps
     def __init__(
         self,
         *,
         eps:float=math.inf,        # what may be spent; inf: count, and refuse nothing
         delta:float,               # probability with which the bound may fail
         accountant=PLDAccountant,  # or `RDPAccountant`
-        planned:dict=None,         # {(q, sigma): steps} that are known to fit
+        planned:dict=None,         # {(q, sigma): steps} to come: composed once, here
     ):
         require(eps=eps, delta=delta)
         check_accountant(accountant)
         self.eps, self.delta, self.accountant = eps, delta, accountant
         self._counts = {}  # (what, q, sigma) -> steps
-        self._planned = planned or {}  # what lies within a bill that fits, fits, too
+        self._planned = _read_bill(planned or {})  # what lies within a bill that fits, fits, too
+        spent = composed(self._planned, delta, accountant)
+        if spent > eps:
+            raise ValueError(f"{planned=!r:.80} spends eps = {spent:.4g}, more than {eps=:g}: "
+                             "pass fewer steps, or more noise")
         self._fitted = {}
 
     @property
@@ -271,7 +288,7 @@ class Budget:
         "Give the eps that all posts spend together; by default at the budget's own delta."
         # ValueError: delta out of range, no accountant
         delta = self.delta if delta is None else delta
-        by = accountant or self.accountant
+        by = self.accountant if accountant is None else accountant
         require(delta=delta)
         check_accountant(by)
         bill = self._bill_with()

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ..basics import check_number, refuse_unknown
+from ..basics import check_kind, check_number, refuse_unknown
 from .accounting import PrivacyPlan, RDPAccountant, rdp_to_epsilon
 from .budget import multipliers
 from .pld import require
@@ -116,6 +116,8 @@ def search_epsilon(
 ):  # an upper bound, by RDP
     "eps of a search that makes a random number of runs and publishes only the best."
     # Papernot & Steinke 2022; every run is one of (q, sigma, steps), its score part of its release
+    check_kind("is no random number of runs: pass RandomStopping(5.), or another mean",
+               RandomStopping, tries=tries)
     require(q=q, sigma=sigma, steps=steps, delta=delta)
     run = RDPAccountant().step(q, sigma, steps)
     for other in multipliers(releases):

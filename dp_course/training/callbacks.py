@@ -12,6 +12,7 @@ import weakref
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from ..basics import check_count, check_kind, check_number, refuse_unknown
 from .guard_plan import refuse_units
@@ -176,6 +177,17 @@ class Schedule:
                      steps=steps)
         self.lr, self.steps, self.options = lr, steps, options
         self.shape = found
+        for t in (0, steps):  # what does not fit is found before a step is paid for
+            self._try(t)
+
+    def _try(self, t):
+        try:
+            rate = self.at(t)
+        except TypeError as error:
+            asked = ", ".join(f"{name}={value!r:.40}" for name, value in self.options.items())
+            raise ValueError(f"({asked}) does not fit the shape: {error}") from error
+        check_number(f"is no learning rate, and the schedule gives it after {t} steps: let it give "
+                     "0 to 1e100", lambda v: 0 <= v <= 1e100, lr=rate)
 
     def at(self, t):
         "Learning rate of the step that follows `t` others; make the optimizer with that of t = 0."
@@ -198,6 +210,9 @@ class HeadFirst:
         model,      # with the weights of its start
         steps:int,  # of the head alone
     ):
+        if not isinstance(model, nn.Module) or not list(model.children()):
+            raise ValueError(f"{model=!r:.80} has no last layer: pass an nn.Module of several")
+        check_count(0, 10**15, steps=steps)
         last = list(model.children())[-1]
         head = {id(p) for p in last.parameters()}
         named = dict(model.named_parameters())

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from ..basics import check_kind
 from ..data import call_model, flatten_views, leaves
 from ..gradients import refuse_statistics, trainable
 from .guard_clip import _numbers
@@ -366,6 +367,7 @@ def fix(
 ):                   # list of sentences: what was replaced by what, and why
     "Replace the layers that a private run refuses by such that keep examples apart."
     # ValueError: the model itself is such a layer
+    check_kind("is no network: pass an nn.Module", nn.Module, model=model)
     done = []
     for path, layer in list(model.named_modules()):
         if type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and recurrent is None:

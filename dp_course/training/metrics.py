@@ -30,7 +30,8 @@ def accuracy(
 # %% ../../nbs/workshop/training/metrics.ipynb #69685571
 def _like_labels(output, y):  # both (b,m)
     "Outputs and labels, number against number."
-    if not isinstance(output, torch.Tensor) or output.numel() != y.numel():
+    both = isinstance(output, torch.Tensor) and isinstance(y, torch.Tensor)
+    if not both or output.numel() != y.numel():
         raise ValueError(f"one output per label is needed, not {_kind(output)} for {_kind(y)}: "
                          "pass another metric=")
     return output.reshape(len(y), -1).double(), y.reshape(len(y), -1).double()

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from ..basics import pick_device, refuse_unknown
+from ..basics import check_number, pick_device, refuse_unknown
 from .ledger import Book
 from .micro_batches import digest_of, fingerprint
 from .trainer import Trainer
@@ -128,6 +128,7 @@ def join(
 ):                      # `Peers`
     "Meet the processes that `torchrun` started; without it, be alone."
     # ValueError: more processes than GPUs. ConnectionError: somebody did not come
+    check_number("is no time to wait: pass seconds > 0", lambda v: 0 < v < 1e9, timeout=timeout)
     rank = _from_torchrun("RANK", 0)
     world = _from_torchrun("WORLD_SIZE", 1)
     if world == 1:
@@ -221,6 +222,8 @@ class ProcessTrainer(Trainer):
         peers,      # the other processes, as `join()` finds them
         **options,  # as for `Trainer`
     ):
+        if not hasattr(peers, "agree"):
+            raise ValueError(f"{peers=!r:.80} is nobody to train with: pass join()")
         self.peers = peers
         super().__init__(model, data, plan, **options)
         self._secret = peers.broadcast(self._secret)

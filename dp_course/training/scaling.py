@@ -129,7 +129,8 @@ def sigma_table(
         raise ValueError(f"{epochs=}, {steps=}: give one of the two; the other follows from the "
                          "batch size")
     check_number("is no length of a run: pass a number from 1e-9 to 1e9",
-                 lambda v: 1e-9 <= v <= 1e9, length=epochs if steps is None else steps)
+                 lambda v: 1e-9 <= v <= 1e9,
+                 **({"epochs": epochs} if steps is None else {"steps": steps}))
     sizes = "is no list of batch sizes, such as [256, 1024]"
     check_kind(sizes, (list, tuple, range), batch_sizes=batch_sizes)
     rows = []

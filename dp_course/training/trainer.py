@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from ..basics import check_count, check_number, keep_memory, refuse_unknown
+from ..basics import check_count, check_kind, check_number, keep_memory, refuse_unknown
 from ..data import as_examples, call_model, leaves, tree_map
 from ..gradients import (
     FlatClip, bf16_engine, fast_grad_sum, noisy_mean, settled_precision, trainable, unit_engine)
@@ -66,9 +66,6 @@ class Trainer:
         _check_parts(model, callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
                      augment=augment)
         check_model(model)
-        if isinstance(seed, bool) or not isinstance(seed, (int, str, type(None))):
-            raise ValueError(f"{seed=!r:.80} is no seed: pass an integer, text, or None: a secret "
-                             "one")
         engine = _in_precision(engine, precision, model)
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
@@ -76,8 +73,8 @@ class Trainer:
         self.clip = FlatClip(1.) if clip is None else clip
         self.callbacks = list(callbacks)
         self.plan, self._t, self._nonfinite = plan, 0, 0
-        self._given = None if seed is None else str(seed)
         self._secret = new_seed(seed)
+        self._given = None if seed is None else str(seed)
         check_plan(plan, self.data)
         self._book = Book(plan)
         self.optimizer = _made_optimizer(optimizer, model)
@@ -86,8 +83,7 @@ class Trainer:
                        noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch))
         prove_units(engine, model, loss_fn, self.data, augment)
         self._seal = self._sealed()
-        if metric is not accuracy:  # the default is tried when it is used: not all evaluate
-            self._try_metric()
+        self._try_metric()
 
     # --- what is proved stays proved
 
@@ -140,8 +136,11 @@ class Trainer:
         modes = {module: module.training for module in self.model.modules()}
         try:
             for output, y in self.outputs(self._two_test_rows()):
-                self._scores(output, y)
+                if self.metric is not accuracy or _one_number(output):
+                    self._scores(output, y)
         except (TypeError, RuntimeError, LookupError, AttributeError) as error:
+            if self.metric is accuracy:  # the default: not all evaluate
+                return
             raise ValueError(f"metric={self.metric!r:.80} does not fit the model's outputs on the "
                              f"test part: {error}") from error
         finally:
@@ -571,14 +570,27 @@ def _in_precision(engine, precision, model):
     return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
 
 
+def _one_number(output):
+    "Whether each row has one output: a regression, or a yes or no."
+    return isinstance(output, torch.Tensor) and output.numel() == len(output)
+
+
+def _called(make, params):  # what it makes, or None; why not
+    "Let a maker make its optimizer."
+    try:
+        return (make(params), "") if callable(make) else (None, "")
+    except TypeError as error:
+        return None, f" ({error})"
+
+
 def _made_optimizer(optimizer, model):
     "An optimizer of exactly this model's parameters."
     params = trainable(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         make = partial(torch.optim.SGD, lr=1.) if optimizer is None else optimizer
-        optimizer = make(list(params.values())) if callable(make) else None
+        optimizer, why = _called(make, list(params.values()))
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none: pass "
+            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none{why}: pass "
                              "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
                              "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -620,11 +632,11 @@ def _check_release(what, value, sensitivity, sigma, asked, most):
     check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
     if most is not None and (type(most) is not int or most < 1):
         raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
-    if not isinstance(asked, dict) and asked != ():
+    if not isinstance(asked, dict) and not (isinstance(asked, tuple) and not asked):
         raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
     try:
         value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"value={value!r:.80} is no number and no tensor ({error})") from error
     if not value.isfinite().all():
         raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
@@ -689,6 +701,7 @@ def save_release(
 ):
     "Write a model's weights together with the statement that goes with them."
     # ValueError, FileNotFoundError: no text, or no file. OSError: a full or read-only disk
+    check_kind("is no network: pass an nn.Module", nn.Module, model=model)
     if not isinstance(statement, str) or not statement.strip():
         raise ValueError(f"{statement=!r:.80} promises nothing: pass the words that go with the "
                          "weights, such as `search.statement()`")
@@ -702,6 +715,7 @@ def load_release(
 ):          # str: the statement of what was promised, and spent
     "Put released weights into your model, and read the statement that goes with them."
     # FileNotFoundError; ValueError: no release, or of another network (the model stays as it was)
+    check_kind("is no network: pass an nn.Module", nn.Module, model=model)
     state = load_checked(path, _RELEASE)
     there = {name: tuple(v.shape) for name, v in state["weights"].items()}
     here = {name: tuple(v.shape) for name, v in model.state_dict().items()}

@@ -1,5 +1,6 @@
 """A call that does not fit is answered in the caller's words: name, value, what to write."""
 import inspect
+from functools import partial
 
 import pytest
 import torch
@@ -7,6 +8,13 @@ from torch import nn
 
 import dp_course
 from dp_course.basics import refuse_unknown
+from dp_course.data import dead_leaves, leaf_images
+from dp_course.features import private_channel_stats
+from dp_course.models import TemperedSigmoid
+from dp_course.privacy import Budget, new_seed, search_epsilon, search_noise_multiplier
+from dp_course.training import HeadFirst, sigma_table
+
+loss = partial(nn.functional.cross_entropy, reduction="none")
 
 SEEN_BY_MACHINES = {  # called by a trainer, with everything in its place
     "accuracy", "binary_accuracy", "squared_error", "fix", "MUTANTS",
@@ -30,8 +38,12 @@ X, Y = torch.randn(60, 6), torch.zeros(60).long()
 PLAN = dict(n=60, batch_size=12, steps=4, eps=3, delta=1e-3)
 
 
-def run():
-    return dp_course.Trainer(nn.Linear(6, 2), (X, Y), dp_course.PrivacyPlan(**PLAN), seed=0)
+def plan():
+    return dp_course.PrivacyPlan(**PLAN)
+
+
+def trainer(**options):
+    return dp_course.Trainer(nn.Linear(6, 2), (X, Y), plan(), seed=0, **options)
 
 
 SUM = dict(q=.1, sigma=1., steps=10, delta=1e-5)
@@ -79,9 +91,9 @@ def test_numbers_in_a_row_want_their_names(name, args, words):
 
 def test_methods_answer_too():
     with pytest.raises(ValueError, match=r"fit takes no epochs=3: write steps=round\(3/q\)"):
-        run().fit(epochs=3)
+        trainer().fit(epochs=3)
     with pytest.raises(ValueError, match="noisy lacks sigma: write sigma=..."):
-        run().noisy("mean", 1., sensitivity=1.)
+        trainer().noisy("mean", 1., sensitivity=1.)
     with pytest.raises(ValueError, match="FlatClip got max_norm twice"):
         dp_course.FlatClip(1., max_norm=2.)
 
@@ -92,3 +104,100 @@ def test_a_mistake_inside_stays_what_it_is():
         return 2*len(x)
     with pytest.raises(TypeError, match="has no len"):
         double(3)
+
+
+# --- values of another kind, which were taken for something else or failed deep inside
+
+def scores():
+    return torch.rand(4, 1)
+
+
+MISTYPED = {
+    "bill": (lambda: Budget(eps=3, delta=1e-5, planned=5), "planned=5 is no bill"),
+    "bill of words": (lambda: Budget(delta=1e-5, planned={(1., "a"): 2}), "sigma='a' is not"),
+    "0 is no accountant": (lambda: Budget(delta=1e-5).epsilon(accountant=0), "accountant=0 is no"),
+    "tries": (lambda: search_epsilon(5, **SUM), r"tries=5 .*pass RandomStopping\(5"),
+    "tries beforehand": (lambda: search_noise_multiplier("5", eps=3, q=.1, steps=5, delta=1e-5),
+                         r"tries='5' .*pass RandomStopping\("),
+    "seed": (lambda: new_seed([3]), r"seed=\[3\] is no seed"),
+    "seed of a search": (lambda: dp_course.Search(**PLAN | {"n": 600}, runs=3).best(
+        None, [1], seed=2.5), "seed=2.5 is no seed"),
+    "quantile of a fixed clip": (lambda: dp_course.LayerClip([1., 1.], quantile=.9),
+                                 "quantile=0.9.*pass batch_size="),
+    "endless clip": (lambda: dp_course.LayerClip(10**400), "max_norms=10+.* are no bounds"),
+    "no labels": (lambda: dp_course.Examples(X, []), "y has no rows"),
+    "no test labels": (lambda: dp_course.Examples(X, Y, X, {}), "test_y has no rows"),
+    "bytes": (lambda: dp_course.Examples(b"xy"), "x holds a bytes"),
+    "mean": (lambda: dp_course.Examples(X, Y, mean="3"), "mean='3': pass a number"),
+    "endless mean": (lambda: dp_course.Examples(X, Y, std=10**400), "std=10+.*: pass a positive"),
+    "mean, one tensor": (lambda: dp_course.Examples(X, Y, mean=torch.tensor("a" == "b")),
+                         r"mean=tensor\(False\): pass a number"),
+    "name": (lambda: dp_course.Examples(X, Y, name=3), "name=3 is no name: pass text"),
+    "device": (lambda: dp_course.load("digits", device="gpu"), "no such device: 'gpu'"),
+    "folder": (lambda: dp_course.load("mnist", root=5), "root=5 is no folder"),
+    "maker": (lambda: trainer(optimizer=float), "optimizer=<class 'float'>.*makes none.*pass"),
+    "option of a maker": (lambda: trainer(optimizer=lambda params: torch.optim.SGD(params, lrr=1)),
+                          "makes none.*lrr.*pass"),
+    "peers": (lambda: dp_course.ProcessTrainer(nn.Linear(6, 2), (X, Y), plan(), peers=2),
+              r"peers=2 .*pass join\(\)"),
+    "timeout": (lambda: dp_course.join(timeout="5"), "timeout='5' is no"),
+    "weights": (lambda: dp_course.load_release("a", 5), r"model=5 is no network"),
+    "weights of": (lambda: dp_course.save_release("a", 5, "all"), r"model=5 is no network"),
+    "fix": (lambda: dp_course.fix("resnet"), "model='resnet' is no network"),
+    "head": (lambda: HeadFirst(nn.ReLU(), 3), "model=ReLU.* has no last layer"),
+    "steps of a head": (lambda: HeadFirst(nn.Sequential(nn.Linear(2, 2)), "3"), "steps='3': pass"),
+    "warm-up": (lambda: dp_course.Schedule(.1, "linear", 9, warmup="3"), "warmup='3'.*shape"),
+    "option of a shape": (lambda: dp_course.Schedule(.1, "cosine", 9, factor=3), "factor=3.*shape"),
+    "floor": (lambda: dp_course.Schedule(.1, "cosine", 9, floor=-3),
+              "lr=-0.3.* is no learning rate, .* after 9 steps"),
+    "labels": (lambda: dp_course.binary_accuracy(scores(), [1, 0, 1, 1]), "not .* for list"),
+    "clip": (lambda: dp_course.fast_grad_sum(nn.Linear(6, 2), loss, X, Y, 1.),
+             r"clip=1.0 .*pass FlatClip\(1.0\)"),
+    "value": (lambda: trainer().noisy("a", 10**400, sensitivity=1, sigma=1), "value=10+.* no num"),
+    "public number": (lambda: private_channel_stats(torch.rand(9, 2, 3, 3), 1., (1., 1.), n=-1),
+                      "n=-1"),
+    "noise of statistics": (lambda: private_channel_stats(torch.rand(9, 2, 3, 3), "1", (1., 1.)),
+                            "sigma='1' is no noise multiplier"),
+    "bounds of statistics": (lambda: private_channel_stats(torch.rand(9, 2, 3, 3), 1., 5),
+                             "max_norms=5 are no bounds"),
+    "length of a table": (lambda: sigma_table(
+        60, [12], eps=3, delta=1e-5, epochs="3"), "epochs='3' is no length"),
+    "images": (lambda: dead_leaves(2.5), "n=2.5: pass an integer"),
+    "size": (lambda: leaf_images(1, "32"), "size='32': pass an integer"),
+    "activation": (lambda: TemperedSigmoid("2"), "scale='2' is no number"),
+}
+
+
+@pytest.mark.parametrize("what", MISTYPED)
+def test_a_value_of_another_kind_is_refused_by_its_name(what):
+    call, words = MISTYPED[what]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_bill_that_does_not_fit_is_no_way_around_the_budget():
+    "What was said to fit was believed, and eps reported as the budget: 1 instead of 2,000."
+    with pytest.raises(ValueError, match="spends eps = .* more than eps=1"):
+        Budget(eps=1, delta=1e-5, planned={(1., .5): 1000})
+    assert Budget(eps=1, delta=1e-5, planned={(1., 50.): 2}).post("x", sigma=50.).epsilon() <= 1
+
+
+def squares(output, y):
+    return (output - y).flatten(1).square().mean(1)
+
+
+@pytest.mark.parametrize("outputs, test_part, metric, refused", [
+    (1, True, {}, True), (1, False, {}, False), (3, True, {}, False),
+    (1, True, {"metric": dp_course.squared_error}, False)])
+def test_no_classes_are_looked_for_in_one_output(outputs, test_part, metric, refused):
+    "It was found out by `evaluate`, after the budget was spent."
+    y = torch.rand(60, outputs)
+    data = dp_course.Examples(X, y, *((X[:9], y[:9]) if test_part else ()))
+    def make():
+        net = nn.Linear(6, outputs)
+        return dp_course.Trainer(net, data, plan(), loss_fn=squares, seed=0, **metric)
+    if refused:
+        with pytest.raises(ValueError, match="accuracy needs .*pass metric=binary_accuracy"):
+            make()
+    else:
+        assert make().t == 0

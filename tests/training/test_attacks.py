@@ -591,7 +591,8 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path):
 @pytest.mark.parametrize("options, words", [
     (dict(max_grad_norm=1.), r"clip=FlatClip\(1\.0\)"), (dict(lr=.1), "partial"),
     (dict(noise_multiplier=1.5), r"sigma=1\.5"), (dict(scheduler=None), "Schedule"),
-    (dict(epochs=3), "PrivacyPlan"), (dict(criterion="ce"), "loss_fn"), (dict(speed=3), "help"),
+    (dict(epochs=3), "PrivacyPlan"), (dict(criterion="ce"), "loss_fn"),
+    (dict(colour=3), "it takes model"),
     (dict(optimizer="adam"), "torch.optim.Adam"), (dict(optimizer=.1), "no optimizer"),
     (dict(precision="half"), "precision=.half. is unknown"),
     (dict(metric="acc"), "no function"), (dict(augment=3), "no function"),
