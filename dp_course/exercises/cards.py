@@ -17,6 +17,9 @@ import math
 import os
 import random
 import re
+import signal
+import threading
+import time
 import traceback
 import types
 import warnings
@@ -175,15 +178,54 @@ def _called(args, most=200):
     return f"({text})" if len(text) <= most else f"({text[:most]}...)"
 
 
+def _line_of(error, function):
+    "The student's line in which it was raised, in words."
+    code = getattr(function, "__code__", None)
+    lines = [frame.line for frame in traceback.extract_tb(error.__traceback__)
+             if code and frame.filename == code.co_filename and frame.line]
+    return f", in your line `{lines[-1]}`" if lines else ""
+
+
 def _theirs(error, function, args):
     "A student's exception in one sentence: what, for which case, in which line of theirs."
-    code = getattr(function, "__code__", None)
-    line = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if code and frame.filename == code.co_filename and frame.line:
-            line = f", in your line `{frame.line}`"
     said = f": {str(error)[:300]}" if str(error) else ""
-    return f"your function raised {type(error).__name__}{said}, for {_called(args)}{line}"
+    return (f"your function raised {type(error).__name__}{said}, for {_called(args)}"
+            f"{_line_of(error, function)}")
+
+
+_SECONDS = 60  # that a student's function may take in one check, all calls together
+
+
+class _TooSlow(BaseException):  # no `except Exception` of a student's catches it
+    "The alarm went off."
+
+
+def _wake(*_):
+    raise _TooSlow
+
+
+def _has_alarm():
+    "Whether there is an alarm to be set (not on Windows, not in a thread) that nobody else uses."
+    return (hasattr(signal, "setitimer") and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+            and threading.current_thread() is threading.main_thread())
+
+
+@contextlib.contextmanager
+def _at_most(seconds):
+    "Stop what takes longer, where there is an alarm."
+    if not _has_alarm():
+        yield
+        return
+    signal.signal(signal.SIGALRM, _wake)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, .01), 1)
+    try:
+        yield
+    finally:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:  # should it go off just here
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _digest(code):
@@ -474,6 +516,8 @@ def _is_like(got, want):
 
 class Trial:
     "A student's function on its way through the properties of one exercise."
+    too_slow = "a loop that never ends, or a long way round: the whole check takes seconds"
+
     def __init__(
         self,
         attempt,        # the student's function
@@ -497,6 +541,7 @@ class Trial:
         self.outcomes = []
         self.seen, self.got = [], None  # in the property that is being tried
         self.begun, self.calls = False, 0
+        self.used, self.stopped = 0., ""  # the student's seconds; what was said when they ran out
         self.moved_the_global = False  # whether the last call drew from torch's own generator
         self.printed = _Sink()
 
@@ -544,16 +589,26 @@ class Trial:
         self.calls += 1
         if not callable(self.attempt):
             raise Refused(f"got {_shown(self.attempt)}: pass the function itself, without calling")
+        if self.stopped:  # the next call would be stopped as well
+            raise Refused(self.stopped, self.too_slow)
+        began = time.monotonic()
         try:
-            with contextlib.redirect_stdout(self.printed), torch.random.fork_rng(devices=[]):
+            with (contextlib.redirect_stdout(self.printed), torch.random.fork_rng(devices=[]),
+                  _at_most(_SECONDS - self.used)):
                 torch.manual_seed(self.seed + self.calls)  # who ignores our generators is noticed
                 state = torch.get_rng_state()
                 got = self.attempt(*args)
                 self.moved_the_global = not torch.equal(state, torch.get_rng_state())
         except NotImplementedError:
             got = NotImplemented
+        except _TooSlow as error:
+            self.stopped = (f"your function was stopped after {_SECONDS:g} s, in call "
+                            f"{self.calls}, for {_called(args)}{_line_of(error, self.attempt)}")
+            raise Refused(self.stopped, self.too_slow) from None
         except (Exception, SystemExit) as error:
             raise Refused(_theirs(error, self.attempt, args)) from None
+        finally:
+            self.used += time.monotonic() - began
         if _blank(got):
             self.begun = before
             raise Blank(f"your function returned {got} for {_called(args)}")

@@ -9,8 +9,11 @@ import json
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from functools import cache
 from pathlib import Path
@@ -502,3 +505,71 @@ def test_a_card_is_no_string():
     assert isinstance(card, Card) and card.score == (0, 2) and not card.solved
     for shown in (card._repr_html_(), card._repr_markdown_(), repr(card)):
         assert "not attempted" in shown
+
+
+# --- what never ends is stopped
+
+
+_counts = exercises.Exercise(
+    "check_count", "`count(n)`: n.", truth=lambda n: n, hints=("a", "b", "c"),
+    properties={"one": [(1,)], "two": [(2,)], "three": [(3,)]})
+
+
+def _loops(n):
+    while n == 2:
+        pass
+    return n
+
+
+def _sleeps(n):
+    try:
+        time.sleep(1000*(n == 2))
+    except Exception:
+        pass
+    return n
+
+
+@pytest.mark.parametrize("slow, line", [(_loops, "pass|while n == 2:"), (_sleeps, "time.sleep")])
+def test_what_never_ends_is_stopped_with_the_call_and_the_line(slow, line, monkeypatch):
+    monkeypatch.setattr(exercises, "_SECONDS", .1)
+    began = time.monotonic()
+    card = _counts(slow)
+    assert time.monotonic() - began < 5
+    assert card.score == (1, 3) and "a loop that never ends" in card.why
+    assert re.search(rf"stopped after 0.1 s, in call 2, for \(2\), in your line `({line})",
+                     card.numbers)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0., 0.)
+
+
+def test_many_slow_calls_are_stopped_together(monkeypatch):
+    monkeypatch.setattr(exercises, "_SECONDS", .1)
+    trial = Trial(lambda n: time.sleep(.01) or n, "check_count")
+    with trial.holds("a thousand"):
+        trial.all_same(lambda n: n, [(n,) for n in range(1000)])
+    assert 2 <= trial.calls and "stopped after 0.1 s" in trial.card().numbers and trial.used < 1
+
+
+def test_an_alarm_of_somebody_else_is_left_alone():
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 100)
+        assert _counts(lambda n: n).solved
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("where", ["in a thread", "on Windows"])
+def test_where_there_is_no_alarm_a_check_works_without(where, monkeypatch):
+    cards = []
+    if where == "on Windows":
+        monkeypatch.delattr(signal, "setitimer")
+        cards.append(_counts(lambda n: n))
+    else:
+        thread = threading.Thread(target=lambda: cards.append(_counts(lambda n: n)))
+        thread.start()
+        thread.join()
+    assert cards[0].solved
