@@ -433,6 +433,11 @@ class _Seen:
             return False
         return not gap(self.got, wrong, max(self.rtol, 1e-4), self.zero)
 
+    def is_zero(self):
+        "Whether the answer is nothing but zeros."
+        pair = self.numbers()
+        return pair is not None and not pair[0].any()
+
     def numbers(self):
         "What was answered and what is right, number by number, where both are numbers."
         try:
@@ -675,8 +680,10 @@ class Trial:
         wrong = [seen for seen in outcome.seen if seen.differs]
         if outcome.why or not wrong:
             return outcome.why, outcome.leaks
+        says_little = all(seen.is_zero() for seen in wrong)  # many slips are clamped to 0
         near = [why for why, slip in (self.leaks | self.slips).items()
-                if all(seen.is_from(slip) for seen in outcome.seen)]
+                if all(seen.is_from(slip) for seen in outcome.seen)
+                and (not says_little or self._explains(why))]
         if len(near) > 1:
             near.sort(key=lambda why: not self._explains(why))
         kind = "" if _is_like(wrong[0].got, wrong[0].want) else self.another_kind

@@ -171,11 +171,13 @@ def _raw_norm(*settings):
     return same
 
 
-def _raw_square(conv, gg, g1, gc, mean=1., cross=2., last=1., of_g1=2, of_gc=2):
+def _raw_square(conv, gg, g1, gc, mean=1., cross=2., last=1., of=()):
     "The truth, or with another weight or power of one of its terms a slip."
+    of = dict(f=2, g1=2, gc=2, h=2, c=2) | dict(of)
     c, f, h = (t.detach() for t in conv.centred())
-    centred = f**2*(gg - mean*g1**of_g1/c.shape[1])
-    along = (cross*f*h - last*h**2*c.square().sum(1, keepdim=True))*gc**of_gc
+    centred = f**of["f"]*(gg - mean*g1**of["g1"]/c.shape[1])
+    last = last*h**of["h"]*c.norm(dim=1, keepdim=True)**of["c"]
+    along = (cross*f*h - last)*gc**of["gc"]
     return (centred - along).clamp(min=0)
 
 
@@ -199,7 +201,7 @@ check_raw_norms = Exercise(
     "gradient, from three numbers per filter.",
     unsafe=below,  # whoever seems short is not clipped
     properties={
-        "a random gradient": _raw_norm((5., .5)),
+        "a random gradient": _raw_norm((1., .5)),
         "gradients along the filter, and across it": _raw_norm((100.,), (0.,)),
         "gradients with a large mean": _raw_norm((1., 30.)),
         "the other two forms": _raw_norm((3., 1., "unit"), (3., 1., "report"))},
@@ -210,11 +212,18 @@ check_raw_norms = Exercise(
         "g1 is a sum of n numbers: by how much does taking away a mean shorten a vector?":
             lambda conv, *numbers: _raw_square(
                 conv, *numbers, mean=conv.centred()[0].shape[1]).sqrt(),
+        "n is the number of weights in a filter, not of filters":
+            lambda conv, *numbers: _raw_square(
+                conv, *numbers, mean=conv.in_channels*9/conv.out_channels).sqrt(),
         "the cross term has the other sign: it belongs to the square of a difference":
             _raw_slip(cross=-2.),
         "both terms with gc have the other sign": _raw_slip(cross=-2., last=-1.),
-        "gc is squared": _raw_slip(of_gc=1),
-        "g1 is squared, and divided by n": _raw_slip(of_g1=1),
+        "gc is squared": _raw_slip(of=dict(gc=1)),
+        "g1 is squared, and divided by n": _raw_slip(of=dict(g1=1)),
+        "h is squared in the last term: it is the square of a length": _raw_slip(of=dict(h=1)),
+        "f is squared in the first term: it is the square of a length": _raw_slip(of=dict(f=1)),
+        "the last term holds the square of a length: |c| is squared, too": _raw_slip(of=dict(c=1)),
+        "the length of c is missing in the last term": _raw_slip(of=dict(c=0)),
         "the mean is still in it: g is centred, and gg is not": _raw_slip(mean=0.),
         "the cross term comes twice, as in the square of any difference": _raw_slip(cross=1.),
         "the last term is missing: a difference has two squares": _raw_slip(last=0.),

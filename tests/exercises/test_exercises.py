@@ -573,3 +573,15 @@ def test_where_there_is_no_alarm_a_check_works_without(where, monkeypatch):
         thread.start()
         thread.join()
     assert cards[0].solved
+
+
+def test_zeros_alone_are_no_evidence_of_a_slip():
+    "Another slip that is clamped to 0 was named: that a term is missing which was there."
+    def above(least):
+        return lambda x: max(0., x - least)
+    check = exercises.Exercise(
+        "check_same", "`same(x)`: x.", truth=lambda x: x, hints=("a", "b", "c"),
+        properties={"small": [(1.,), (2.,)], "large": [(20.,), (30.,)]},
+        slips={"five is taken away": above(5)})
+    assert check(above(5)).why == "five is taken away"
+    assert "five" not in check(above(8)).why

@@ -58,7 +58,13 @@ WRONG = {
         "the cross term comes twice": SQUARE.replace("2*f*h", "f*h"),
         "the last term is missing": SQUARE.replace(" - h**2*cc", ""),
         "the cross term is missing": SQUARE.replace("2*f*h -", "-"),
-        "it is a square": SQUARE.replace("- h**2*cc", "+ h**2*cc"),
+        "has the other sign: it is a square": SQUARE.replace("- h**2*cc", "+ h**2*cc"),
+        "h is squared in the last term": SQUARE.replace("h**2*cc", "h*cc"),
+        "f is squared in the first term": SQUARE.replace("f**2*", "f*"),
+        "|c| is squared, too": SQUARE.replace("h**2*cc", "h**2*cc.sqrt()"),
+        "the length of c is missing": SQUARE.replace("h**2*cc", "h**2"),
+        "gc is squared": SQUARE.replace("gc**2", "gc"),
+        "not of filters": SQUARE.replace("c.shape[1]", "c.shape[0]"),
         "its derivative is missing": SQUARE.replace("(2*f*h - h**2*cc)", "0")},
     "check_renormalize": {
         "only the weights of WSConv2d": RENORMALIZE.replace("WSConv2d", "nn.Conv2d").replace(
