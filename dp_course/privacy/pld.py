@@ -120,12 +120,12 @@ _LARGE = 500  # e^500 is still a float, and 1 + e^500 is e^500 to the last digit
 
 
 def privacy_loss(
-    x,            # outputs, any shape, in units of the clipping threshold
+    y,            # outputs, any shape, in units of the clipping threshold
     q:float,      # Poisson sampling rate, > 0
     sigma:float,  # noise multiplier, > 0
-):                # as `x`, in nats
+):                # as `y`, in nats
     "Compute log(P/Q): P with the example, Q without it."
-    s = (x - .5)/sigma**2
+    s = (y - .5)/sigma**2
     if q == 1:
         return s
     near = np.log1p(q*np.expm1(np.minimum(s, _LARGE)))
@@ -154,9 +154,9 @@ def _series(a, u):
 
 def _log_excess(
     a,          # (a,1) orders
-    u,          # (x,) P/Q - 1
-    log_power,  # (a,x) a*log(1+u)
-):              # (a,x)
+    u,          # (y,) P/Q - 1
+    log_power,  # (a,y) a*log(1+u)
+):              # (a,y)
     "Take the logarithm of (1+u)^a - 1 - a u, in the form that keeps its digits."
     with np.errstate(all="ignore"):  # each form may overflow where another one is used
         below_zero = np.expm1(np.minimum(log_power, 0)) - a*u
@@ -172,13 +172,13 @@ def excess_by_quadrature(
 ):                # (a,) log(E_Q[(P/Q)^a] - 1)
     "Integrate the moments of the likelihood ratio, less 1, for whole and fractional orders."
     # Mironov, Talwar, Zhang 2019 (arXiv 1908.10530) define them; the form is ours
-    dx = min(sigma/2, .8*sigma**2)
-    x = np.arange(-9*sigma, orders.max() + 9*sigma + dx, dx)
+    dy = min(sigma/2, .8*sigma**2)
+    y = np.arange(-9*sigma, orders.max() + 9*sigma + dy, dy)
     a = orders[:, None]
-    u = q*np.expm1(np.minimum((x - .5)/sigma**2, _LARGE))
-    log_f = _log_excess(a, u, a*privacy_loss(x, q, sigma))
-    log_bell = -x**2/(2*sigma**2)
-    log_scale = math.log(dx/(sigma*math.sqrt(2*math.pi)))
+    u = q*np.expm1(np.minimum((y - .5)/sigma**2, _LARGE))
+    log_f = _log_excess(a, u, a*privacy_loss(y, q, sigma))
+    log_bell = -y**2/(2*sigma**2)
+    log_scale = math.log(dy/(sigma*math.sqrt(2*math.pi)))
     return log_sum_exp(log_f + log_bell) + log_scale
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #aae37221
@@ -316,9 +316,9 @@ class _Nodes(NamedTuple):
 
 def _nodes(q, sigma, n, sign, ends):
     "Spread nodes over all outputs between two ends."
-    x = np.linspace(*ends, 300)
-    loss = privacy_loss(x, q, sigma)
-    log_p = -x**2/(2*sigma**2)
+    y = np.linspace(*ends, 300)
+    loss = privacy_loss(y, q, sigma)
+    log_p = -y**2/(2*sigma**2)
     if sign > 0:
         log_p = log_p + loss
     return _Nodes(n, sign*loss, log_p - log_sum_exp(log_p))
@@ -603,15 +603,15 @@ class _StepPoints:
         self.paid = paid
         self.parts = []  # [(losses, probabilities, loose), ...]
         low, high = privacy_loss(ends, q, sigma)/h
-        x = np.linspace(*ends, fine)
-        x = x[np.abs(privacy_loss(x, q, sigma)) < reach*h]
+        y = np.linspace(*ends, fine)
+        y = y[np.abs(privacy_loss(y, q, sigma)) < reach*h]
         left, right = _edges(np.array([-reach, reach])*h, q, sigma)[0]*sigma
-        x = np.concatenate([[left]*int(low < -reach), x, [right]*int(high > reach)])
-        loss = privacy_loss(x, q, sigma)
+        y = np.concatenate([[left]*int(low < -reach), y, [right]*int(high > reach)])
+        loss = privacy_loss(y, q, sigma)
         rises = np.append(True, loss[1:] > np.maximum.accumulate(loss)[:-1])
-        loss, x = loss[rises], x[rises]
-        ratio = np.exp(np.minimum((x - .5)/sigma**2, _LARGE))
-        self._add(loss, x/sigma, ratio, q, sigma, sign)
+        loss, y = loss[rises], y[rises]
+        ratio = np.exp(np.minimum((y - .5)/sigma**2, _LARGE))
+        self._add(loss, y/sigma, ratio, q, sigma, sign)
         for first, last in ((math.floor(low), -reach), (reach, math.ceil(high))):
             if first < last:
                 loss = np.arange(first, last + 1)*h
