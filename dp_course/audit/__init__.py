@@ -14,7 +14,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "mutants": """
         MUTANTS Mutant Shift SmallTrainer clip_and_add lab_net lab_plan per_example""",
     "replay": """
-        CanaryMoves Replay draw_moves draw_ratios nudged quiet_tensors release_tests
+        CanaryMoves Replay check_claim draw_moves draw_ratios nudged quiet_tensors release_tests
         replay_release stranger""",
     "sampler": """
         coin_tests draw_counts marks_of""",

@@ -36,6 +36,7 @@ from .mutants import lab_plan as lab_plan
 from .mutants import per_example as per_example
 from .replay import CanaryMoves as CanaryMoves
 from .replay import Replay as Replay
+from .replay import check_claim as check_claim
 from .replay import draw_moves as draw_moves
 from .replay import draw_ratios as draw_ratios
 from .replay import nudged as nudged

@@ -19,9 +19,9 @@ from .canaries import (
 from .adapters import Finding, flat, fresh
 from .mutants import lab_net, lab_plan
 from .replay import (
-    Replay, draw_ratios, nudged, quiet_tensors, replay_release, stranger)
+    Replay, check_claim, draw_ratios, nudged, quiet_tensors, replay_release, stranger)
 from .sampler import coin_tests, draw_counts, marks_of
-from ..basics import refuse_unknown
+from ..basics import check_kind, refuse_unknown
 from ..privacy import PLDAccountant
 
 _CLAIM = dict(q=1/25, sigma=1.6138, steps=625)  # eps = 2.985 at delta = 1e-5
@@ -45,6 +45,9 @@ def replay_sensitivity(
 ):                  # `Finding`; no false alarms, but for a thousandth that rounding is allowed
     "Run a step on D and on D + z with the same randomness, for adversarial z, and compare."
     # Record, replay, compare: Cebere et al. 2026 (arXiv 2602.17454)
+    check_claim(bound=bound, tries=tries, climbs=climbs, seed=seed,
+                least={"tries": 0 if newcomers else 1, "climbs": 0})
+    check_kind("is no dict: pass one, name -> distance", dict, allowed=allowed)
     generator = fresh(seed)
     replay = Replay(step, examples, bound, seed)
     tried = [*newcomers, *(stranger(examples, generator) for _ in range(tries))]
@@ -91,6 +94,8 @@ def noise_audit(
 ):                          # `Finding`
     "Toss coins whether canaries take part, guess them from what is released, and bound sigma."
     # Half of alpha for the guesses (for noise of any shape), half for the std of each tensor
+    check_claim(bound=bound, q=q, sigma=sigma, steps=steps, delta=delta, alpha=alpha, seed=seed,
+                observations=observations, least={"observations": 1})
     lab = Canaries(step, examples, canaries, bound, seed)
     inside, outside = lab.observe(observations)
     right, tries = int((inside > .5).sum() + (outside <= .5).sum()), len(inside) + len(outside)
@@ -128,10 +133,13 @@ def sampler_audit(
     alpha:float=1e-3,  # false alarms, at most
 ):                     # `Finding`
     "Ask of the batches of a run whether each example tossed its own coin, every time."
+    check_claim(n=n, q=q, alpha=alpha, least={"n": 1}, coins=True)
+    check_kind("is no tensor: pass what was released, (steps,d)", (torch.Tensor, type(None)),
+               noise=noise)
     marks = marks_of(sampler, n)
     p = coin_tests(marks, q, noise)
     said = tuple(f"{_WRONG[name.split()[0]]} ({name}, p = {value:.2g})"
-                 for name, value in p.items() if value < alpha/len(p))
+                 for name, value in p.items() if not value >= alpha/len(p))
     sizes, rates = marks.sum(1).double(), marks.double().mean(0)
     numbers = {"batches": len(marks), "mean size": sizes.mean().item(), "mean claimed": n*q,
                "variance": sizes.var().item(), "variance claimed": n*q*(1 - q),
@@ -165,13 +173,23 @@ def one_run_audit(
     seed:int=0,
 ):                      # `Finding`
     "Train once on half of the canaries, and guess from the final weights which half it was."
+    check_claim(q=q, sigma=sigma, steps=steps, delta=delta, canaries=canaries, alpha=alpha,
+                seed=seed, least={"canaries": 2})
     inside = torch.randint(2, (canaries,), generator=fresh(seed)).bool()
-    scores = train(inside, seed).double().nan_to_num()
+    scores = train(inside, seed)
+    if not isinstance(scores, torch.Tensor) or scores.shape != inside.shape:
+        raise ValueError(f"train gave {scores!r:.80}: it must give a tensor with one score for "
+                         f"each of the {canaries} canaries")
+    scores = scores.double()
+    lost = int((~scores.isfinite()).sum())
+    scores = scores.nan_to_num()
     claimed = _epsilon(q, sigma, steps, delta)
     theory = canary_distance(q=q, sigma=sigma, steps=steps)
     numbers = _run_numbers(scores, inside, theory, claimed, delta)
     surely, _ = reading(scores, inside, delta, alpha/2)
     said = [f"eps is at least {surely:.3g}, not {claimed:.3g}"] if surely > claimed else []
+    if lost:
+        said.append(f"{lost} of {len(scores)} scores are no numbers: they tell nothing")
     errors = (numbers["d prime"] - theory)/numbers["standard error"]
     if errors > -special.ndtri(alpha/2):
         distance = numbers["d prime"]

@@ -7,6 +7,7 @@ __all__ = ['marks_of', 'coin_tests', 'draw_counts']
 
 # %% ../../nbs/workshop/audit/sampler.ipynb #f1030003
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -20,10 +21,14 @@ def marks_of(
 ):            # (draws,n) bool
     "Mark who was in which batch."
     rows = []
+    if not isinstance(batches, Iterable) or isinstance(batches, str):
+        raise ValueError(f"{batches=!r:.80} are no batches: pass a list of index tensors")
     for batch in batches:
         row = torch.zeros(n, dtype=torch.bool)
         row[torch.as_tensor(batch, dtype=torch.int64)] = True
         rows.append(row)
+    if not rows:
+        raise ValueError("there are no batches: pass those of a whole run")
     return torch.stack(rows)
 
 

@@ -1,6 +1,7 @@
 "The audits accuse the guilty, acquit the innocent, and keep their stated rates of false alarms."
 import json
 import math
+import re
 from functools import partial
 
 import pytest
@@ -390,3 +391,77 @@ def test_the_full_trainer_broken_is_caught(name, monkeypatch):
     monkeypatch.setattr(trainers, "refuse_unbounded", lambda *args, **kwargs: None)
     monkeypatch.setattr(trainers, "prove_separate", lambda *args, **kwargs: None)
     assert not audit_all(FullTrainer, [layer])[layer]
+
+
+# --- an audit that could not object clears nobody
+
+
+def unbounded(x, y, generator):
+    return {"gradient": {"w": 10*x.sum(0)}}
+
+
+def of_rows(**changed):
+    examples = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(8)
+    usual = {"bound": .1, "tries": 2, "climbs": 1}
+    return replay_sensitivity(unbounded, examples, **usual | changed)
+
+
+def of_batches(**changed):
+    batches = [range(40)]*50
+    return sampler_audit(**{"sampler": batches, "n": 1000, "q": .04} | changed)
+
+
+def of_one_run(train=None, **changed):
+    train = train or (lambda inside, seed: 10*inside.double())
+    claim = {"q": .04, "sigma": 1.6138, "steps": 625, "canaries": 100}
+    return one_run_audit(train, **claim | changed)
+
+
+def of_noise(**changed):
+    rows, nobody = (torch.eye(5), torch.ones(5)), (torch.zeros(8, 5), torch.zeros(8))
+    claim = {"bound": 10., "sigma": 1.6138, "observations": 20}
+    return noise_audit(unbounded, nobody, rows, **claim | changed)
+
+
+def of_release(**changed):
+    rows, nobody = (torch.eye(9), torch.ones(9)), (torch.zeros(9, 9), torch.zeros(9))
+    def train(x, y, seed):
+        return {"w": 9*y + torch.randn(9, generator=torch.Generator().manual_seed(seed))}
+    return replay_release(train, nobody, rows, **{"q": .5, "sigma": 1., "steps": 20} | changed)
+
+
+@pytest.mark.parametrize("audit, bad", [
+    *((of_rows, {"bound": b}) for b in (0, -1, float("inf"), float("nan"), "1", None)),
+    (of_rows, {"tries": 0}), (of_rows, {"tries": 2.5}), (of_rows, {"climbs": "1"}),
+    (of_rows, {"allowed": []}), (of_rows, {"seed": "1"}),
+    *((audit, {"alpha": alpha}) for audit in (of_batches, of_one_run, of_noise, of_release)
+      for alpha in (0, -1, float("nan"), 1, "5 %")),
+    *((audit, {"q": q}) for audit in (of_batches, of_release) for q in (0, 1, float("inf"), None)),
+    (of_batches, {"n": 0}), (of_batches, {"noise": 5}), (of_one_run, {"sigma": 0}),
+    (of_one_run, {"canaries": 0}), (of_one_run, {"q": 2}), (of_noise, {"sigma": float("inf")}),
+    (of_noise, {"observations": 0}), (of_release, {"runs": 1}), (of_release, {"steps": 0})])
+def test_a_setting_with_which_nothing_could_be_found_is_refused(audit, bad):
+    "A broken trainer was cleared at alpha = 0, -1 and nan, and with a bound of infinity."
+    (name, value), = bad.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
+        audit(**bad)
+
+
+@pytest.mark.parametrize("audit", [of_rows, of_batches, of_one_run, of_noise, of_release])
+def test_these_trainers_are_broken(audit):
+    assert audit().objections
+
+
+def test_no_numbers_are_no_all_clear():
+    "A run that ends in NaN was cleared by its scores."
+    lost = of_one_run(lambda inside, seed: torch.full((len(inside),), float("nan")))
+    assert any("100 of 100 scores are no numbers" in said for said in lost.objections)
+    rows, nobody = (torch.eye(9), torch.ones(9)), (torch.zeros(9, 9), torch.zeros(9))
+    nan = replay_release(lambda x, y, seed: {"w": torch.full((9,), float("nan"))}, nobody, rows,
+                         q=.5, sigma=1., steps=20)
+    assert nan.objections
+    for scores in (None, [1.]*100, torch.zeros(3)):
+        with pytest.raises(ValueError, match="one score for each of the 100 canaries"):
+            of_one_run(lambda inside, seed: scores)
+    with pytest.raises(ValueError, match="no batches"):
+        of_batches(sampler=[])
