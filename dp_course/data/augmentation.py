@@ -76,7 +76,10 @@ def views(
     "Draw `k` random crops of every reflect-padded image, half of them mirrored."
     # ValueError: no images, k < 1, or a shift that reflection cannot fill.
     # De et al. 2022 (arXiv 2204.13650), augmentation multiplicity.
+    check_kind("gives no random numbers: pass a torch.Generator", torch.Generator,
+               generator=generator)
     _check_images(x, k, crop)
+    _check_views(k, crop, flip)
     b, _, h, w = x.shape
     return Views(_cut(x, *_windows((b, k, h, w), generator, crop, flip)))
 

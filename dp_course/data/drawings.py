@@ -11,7 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..basics import PALETTE, check_count
+from ..basics import PALETTE, check_count, check_kind
 from .batches import tree_map
 
 # %% ../../nbs/workshop/data/drawings.ipynb #e47678ed
@@ -451,6 +451,8 @@ def phantoms(
     # ValueError: sizes below 16
     check_count(1, 10**7, n=n)
     check_count(16, 10**4, h=h, w=w)
+    check_kind("gives no random numbers: pass a torch.Generator", (torch.Generator, type(None)),
+               generator=generator)
     draw = _Draw(n, generator)
     edges = boundaries(n, h, w, generator)
     middle = torch.arange(h) + .5  # of every row

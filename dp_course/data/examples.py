@@ -456,7 +456,12 @@ class Examples:
         "Copy with changes; rows that don't change are shared."
         kept = {key: value for key, value in vars(self).items() if key not in ("_seen", "_owned")}
         normalize = kept.pop("_normalize")
-        parts = {"normalize": normalize, **kept, **changes}
+        parts = {"normalize": normalize, **kept}
+        for name in [name for name in changes if name not in parts]:
+            near = [key for key in parts if key.removeprefix("train_") == name]
+            raise ValueError(f"replace takes no {name}={changes[name]!r:.40}: it takes "
+                             f"{', '.join(near or parts)}")
+        parts |= changes
         return Examples(parts.pop("train_x"), parts.pop("train_y"), **parts)
 
     def to(

@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from ..basics import check_count, check_number
-from ..privacy import normal
+from ..basics import check_count, check_kind, check_number
+from ..privacy import Budget, normal
 
 # %% ../../nbs/11_features.ipynb #e1435bc6
 def _noisy_mean_of_rows(
@@ -53,6 +53,10 @@ def private_channel_stats(
     "Publish mean and std of every channel through two noisy sums."
     # ValueError: sigma or a bound is not positive and finite, or the budget refuses.
     # Tramer & Boneh 2021 (arXiv 2011.11660). One image moves a sum of clipped rows by its bound.
+    if not isinstance(features, torch.Tensor) or features.dim() != 4:
+        raise ValueError(f"{features=!r:.80}: pass a tensor (n,c,h,w)")
+    check_kind("is no Budget: pass plan.budget(), or trainer.budget", (Budget, type(None)),
+               budget=budget)
     _check_release(sigma, max_norms)
     people = len(features) if n is None else n
     check_count(1, 10**15, n=people)

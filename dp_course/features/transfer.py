@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..basics import progress
+from ..basics import check_count, check_kind, progress
 from ..data import Examples, drawn_bars, load
 from .cache import cached_features, image_parts, in_tensors
 from .encoders import find_start, is_small, low_precision
@@ -47,6 +47,8 @@ def with_adapters(
     least:int=16,  # input channels below which a convolution stays alone
 ):                 # the model, changed in place
     "Put an adapter beside every convolution that has channels enough."
+    check_kind("is no network: pass an nn.Module", nn.Module, model=model)
+    check_count(1, 10**6, rank=rank)
     for name, child in list(model.named_children()):
         if isinstance(child, nn.Conv2d) and child.in_channels >= least:
             setattr(model, name, Adapter(child, rank))
@@ -67,6 +69,8 @@ def train_only(
     # ValueError: no such kind
     if what not in MOVING:
         raise ValueError(f"{what=}: pass one of {', '.join(MOVING)}")
+    if not isinstance(model, nn.Module) or not list(model.children()):
+        raise ValueError(f"{model=!r:.80} has no last layer: pass an nn.Module of several")
     model.requires_grad_(what == "all")
     list(model.children())[-1].requires_grad_(True)
     if what == "adapters":

@@ -228,7 +228,8 @@ class Budget:
         check_accountant(accountant)
         self.eps, self.delta, self.accountant = eps, delta, accountant
         self._counts = {}  # (what, q, sigma) -> steps
-        self._planned = _read_bill(planned or {})  # what lies within a bill that fits, fits, too
+        # What lies within a bill that fits, fits, too
+        self._planned = _read_bill({} if planned is None else planned)
         spent = composed(self._planned, delta, accountant)
         if spent > eps:
             raise ValueError(f"{planned=!r:.80} spends eps = {spent:.4g}, more than {eps=:g}: "

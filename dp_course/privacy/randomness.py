@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..basics import check_kind
+from ..basics import check_count, check_kind
 
 # %% ../../nbs/workshop/privacy/randomness.ipynb #0eb15511
 _BLOCK = 2**13  # words that one call of the hash function gives at most
@@ -117,8 +117,11 @@ def step_generator(
     device="cpu",
 ):                # `torch.Generator`
     "Derive the randomness of one step: repeatable, and unrelated to every other seed and step."
+    # ValueError: a seed that is none, such as None, would be the same for everybody.
     # The whole state of the Mersenne twister is filled, 624 words from byte 24 on. CUDA's generator
     # has a 64-bit key: manual_seed sets it all.
+    check_kind("is no secret: pass the run's, such as new_seed().key", (int, str), seed=seed)
+    check_count(0, 10**15, t=t, block=block)
     name = ("dp_course", str(seed), stream, int(t)) + ((int(block),) if block else ())
     key = hashlib.shake_256(repr(name).encode())
     g = torch.Generator(device)

@@ -168,6 +168,16 @@ def search_noise_multiplier(
             return sigma
 
 # %% ../../nbs/workshop/privacy/search.ipynb #c19e03d5
+def _model_and_score(made):
+    "What a run gave, and its score as a number."
+    # ValueError: no pair, or a score that is no number
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise ValueError(f"train gave {made!r:.80}: it must give a pair (model, score)")
+    check_number("is no score: let train give (model, number)", lambda v: not math.isnan(v),
+                 score=made[1])
+    return made[0], float(made[1])
+
+
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class Search:
@@ -222,16 +232,16 @@ class Search:
     ):               # model of the run with the highest score; nothing else may leave
         "Make a random number of runs, each with a candidate drawn at random, and keep the best."
         # ValueError: no candidates
-        candidates = list(candidates)
+        rule = "is no list: pass the settings to choose from"
+        check_kind(rule, (list, tuple, range), candidates=candidates)
         if not candidates:
-            raise ValueError("candidates=[]: pass a list of settings to choose from")
+            raise ValueError(f"{candidates=}: pass a list of settings to choose from")
         secret = new_seed(seed)
         coins, noise = secret.generator("sample", 0), Stream(secret.key, "score")
         best, highest = None, -math.inf
         for _ in range(self.tries.draw(coins)):
             chosen = torch.randint(len(candidates), (), generator=coins).item()
-            model, score = train(candidates[chosen], self.plan)
-            score = float(score)
+            model, score = _model_and_score(train(candidates[chosen], self.plan))
             if self.score_sigma is not None:
                 score += self.score_sigma*normal((), noise).item()
             if best is None or score > highest:

@@ -619,6 +619,9 @@ def _check_parts(model, callbacks, micro_batch, **functions):
                          "parameters that require a gradient")
     if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
         raise ValueError(f"{callbacks=}: pass a list of functions f(trainer), such as [print]")
+    for f in (f for f in callbacks if isinstance(f, type)):
+        raise ValueError(f"callbacks hold the class {f.__name__}: pass an object of it, as in "
+                         f"callbacks=[{f.__name__}(...)]")
     if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
         raise ValueError(f"{micro_batch=} is no number of examples: pass a positive int, or "
                          "None for the whole batch at once")

@@ -324,7 +324,7 @@ def test_examples_do_not_change_and_print_briefly():
             setattr(d, name, "other")
     assert len(repr(d)) < 200 and "(1437, 1, 8, 8) uint8" in repr(d)
     assert d.replace(name="other").name == "other" and d.name == "digits"
-    with pytest.raises(ValueError, match="takes no nmae='other': write name='other'"):
+    with pytest.raises(ValueError, match="replace takes no nmae='other': it takes normalize"):
         d.replace(nmae="other")
 
 

@@ -8,10 +8,16 @@ from torch import nn
 
 import dp_course
 from dp_course.basics import refuse_unknown
-from dp_course.data import dead_leaves, leaf_images
-from dp_course.features import private_channel_stats
+from dp_course.data import dead_leaves, leaf_images, phantoms, views
+from dp_course.features import private_channel_stats, train_only, with_adapters
 from dp_course.models import TemperedSigmoid
-from dp_course.privacy import Budget, new_seed, search_epsilon, search_noise_multiplier
+from dp_course.privacy import (
+    Budget,
+    new_seed,
+    search_epsilon,
+    search_noise_multiplier,
+    step_generator,
+)
 from dp_course.training import HeadFirst, sigma_table
 
 loss = partial(nn.functional.cross_entropy, reduction="none")
@@ -108,6 +114,10 @@ def test_a_mistake_inside_stays_what_it_is():
 
 # --- values of another kind, which were taken for something else or failed deep inside
 
+def search():
+    return dp_course.Search(**PLAN | {"n": 600}, runs=3)
+
+
 def scores():
     return torch.rand(4, 1)
 
@@ -120,8 +130,7 @@ MISTYPED = {
     "tries beforehand": (lambda: search_noise_multiplier("5", eps=3, q=.1, steps=5, delta=1e-5),
                          r"tries='5' .*pass RandomStopping\("),
     "seed": (lambda: new_seed([3]), r"seed=\[3\] is no seed"),
-    "seed of a search": (lambda: dp_course.Search(**PLAN | {"n": 600}, runs=3).best(
-        None, [1], seed=2.5), "seed=2.5 is no seed"),
+    "seed of a search": (lambda: search().best(None, [1], seed=2.5), "seed=2.5 is no seed"),
     "quantile of a fixed clip": (lambda: dp_course.LayerClip([1., 1.], quantile=.9),
                                  "quantile=0.9.*pass batch_size="),
     "endless clip": (lambda: dp_course.LayerClip(10**400), "max_norms=10+.* are no bounds"),
@@ -164,6 +173,24 @@ MISTYPED = {
         60, [12], eps=3, delta=1e-5, epochs="3"), "epochs='3' is no length"),
     "images": (lambda: dead_leaves(2.5), "n=2.5: pass an integer"),
     "size": (lambda: leaf_images(1, "32"), "size='32': pass an integer"),
+    "class of callbacks": (lambda: trainer(callbacks=[dp_course.EMA]),
+                           r"the class EMA: .*callbacks=\[EMA\(\.\.\.\)\]"),
+    "class of clips": (lambda: trainer(clip=dp_course.FlatClip), "clip=FlatClip is a class"),
+    "rows of a copy": (lambda: dp_course.Examples(X, Y).replace(x=3),
+                       "replace takes no x=3: it takes train_x$"),
+    "candidates": (lambda: search().best(None, 5), "candidates=5 is no list"),
+    "no pair": (lambda: search().best(lambda c, p: 3, [1], seed=0), r"train gave 3: .*\(model, s"),
+    "no score": (lambda: search().best(lambda c, p: (3, "good"), [1], seed=0), "score=.good"),
+    "a secret of everybody": (lambda: step_generator(None, "noise", 0), "seed=None is no secret"),
+    "no step": (lambda: step_generator("a", "noise", -1), "t=-1: pass an integer"),
+    "views": (lambda: views(torch.rand(2, 1, 8, 8), 2, 7), "generator=7 gives no random numbers"),
+    "phantoms": (lambda: phantoms(1, 7), "generator=7 gives no random numbers"),
+    "adapters": (lambda: with_adapters(5), "model=5 is no network"),
+    "rank": (lambda: with_adapters(nn.Linear(2, 2), rank=2.5), "rank=2.5: pass an integer"),
+    "head of nothing": (lambda: train_only(nn.ReLU(), "head"), "model=ReLU.* has no last layer"),
+    "budget": (lambda: private_channel_stats(torch.rand(9, 2, 3, 3), 1., (1., 1.), budget=3.),
+               r"budget=3\.0 is no Budget: pass plan\.budget\(\)"),
+    "maps": (lambda: private_channel_stats(torch.rand(9, 2), 1., (1., 1.)), "pass a tensor .n,c,h"),
     "activation": (lambda: TemperedSigmoid("2"), "scale='2' is no number"),
 }
 
