@@ -184,6 +184,8 @@ def check_exact_delta(your_function, seed=None):
             "Ada may also leave: take the larger of both directions": one_way,
             "subtract e^eps q: what lies under it is paid by eps": over,
             "clamp each output at 0 before adding up": whole,
+            "an output that only one world can produce counts most: leave no zeros out":
+                lambda p, q, eps: truth(*zip(*((a, b) for a, b in zip(p, q) if a and b)), eps),
             "the larger of both directions, not their sum":
                 lambda p, q, eps: one_way(p, q, eps) + one_way(q, p, eps),
             "add up over the outputs: the largest one alone is too little":

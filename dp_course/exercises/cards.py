@@ -680,10 +680,10 @@ class Trial:
         wrong = [seen for seen in outcome.seen if seen.differs]
         if outcome.why or not wrong:
             return outcome.why, outcome.leaks
-        says_little = all(seen.is_zero() for seen in wrong)  # many slips are clamped to 0
         near = [why for why, slip in (self.leaks | self.slips).items()
-                if all(seen.is_from(slip) for seen in outcome.seen)
-                and (not says_little or self._explains(why))]
+                if all(seen.is_from(slip) for seen in outcome.seen)]
+        if len(near) > 1 and all(seen.is_zero() for seen in wrong):  # clamped, as many others are
+            near = [why for why in near if self._explains(why)]
         if len(near) > 1:
             near.sort(key=lambda why: not self._explains(why))
         kind = "" if _is_like(wrong[0].got, wrong[0].want) else self.another_kind

@@ -582,6 +582,6 @@ def test_zeros_alone_are_no_evidence_of_a_slip():
     check = exercises.Exercise(
         "check_same", "`same(x)`: x.", truth=lambda x: x, hints=("a", "b", "c"),
         properties={"small": [(1.,), (2.,)], "large": [(20.,), (30.,)]},
-        slips={"five is taken away": above(5)})
+        slips={"five is taken away": above(5), "nine is taken away": above(9)})
     assert check(above(5)).why == "five is taken away"
-    assert "five" not in check(above(8)).why
+    assert "taken away" not in check(above(8)).why
