@@ -17,6 +17,8 @@ from types import FunctionType, ModuleType
 import numpy as np
 import torch
 
+from ..gradients import ROUNDING
+
 # %% ../../nbs/workshop/training/guard_clip.ipynb #fb860f56
 def _as_tensor(thing):
     "A number, an array or a tensor as a tensor; None for anything else."
@@ -97,8 +99,15 @@ def _unlike(old, new):
     return unlike
 
 
+def _answers(clip, norms):
+    "What a clip says: factors, and its sensitivity."
+    said = copy.deepcopy(clip)(norms), torch.tensor(float(clip.sensitivity))
+    return [v.detach().double().clone() for v in said]
+
+
 def _refuse_open_learning(clip, norms, other):
     "Refuse a clip that keeps something of the norms without noise, or that waits."
+    before = _answers(clip, norms)
     hidden = "draw some from the generator of `update`, and pay for it, as AdaptiveClip does"
     for name in _unlike(_state(clip), _called(clip, norms)):
         raise ValueError(f"{clip} keeps {name} of the norms that it is called with, without noise, "
@@ -108,39 +117,68 @@ def _refuse_open_learning(clip, norms, other):
     for name in _unlike(usual, _updated(clip, .01*other[:, :3], seed=0)):
         if name not in redrawn:
             raise ValueError(f"{clip} learns {name} from the norms without noise: {hidden}")
+    if not all(map(torch.equal, before, _answers(clip, norms))):
+        raise ValueError(f"{clip} answers otherwise after its copies have learnt: it keeps "
+                         "something outside itself. Keep all that it learns in its own attributes")
 
 # %% ../../nbs/workshop/training/guard_clip.ipynb #4c0759e4
-def _shift(old, new):
-    "How far the mean of draws (seeds,m) moves, in standard deviations."
-    if old.shape != new.shape:  # it keeps something of every example
-        return math.inf
-    if (old > 0).all() and (new > 0).all():  # thresholds are moved by factors
-        old = old.log()
-        new = new.log()
+def _moves(old, new):
+    "How far means of draws (seeds,m) move, in standard deviations; thresholds by factors."
+    if (old > 0).all() and (new > 0).all():
+        old, new = old.log(), new.log()
     moved = (old - new).mean(0).abs()
-    noise = old.std(0)
-    shifts = torch.where(moved > 0, moved/noise, 0.)
-    return torch.linalg.vector_norm(shifts).item()
+    return torch.where(moved > 0, moved/old.std(0), 0.), old - old.mean(0)
 
 
-def _refuse_unpaid(clip, l, room, seeds=32):
+def _is_told(column, kept):
+    "Does a linear function of what is kept tell all but 2 per cent of a column's variance?"
+    if not kept:
+        return False
+    known = torch.stack(kept, 1)
+    rest = column - known @ torch.linalg.lstsq(known, column[:, None]).solution[:, 0]
+    return (rest.square().sum() <= .02*column.square().sum()).item()
+
+
+def _shift(old, new):
+    "How far draws of all that a clip learns, name -> (seeds,m), move together; and the first name."
+    squares, kept, first = 0., [], ""
+    names = sorted(old.keys() & new.keys(), key=lambda name: (name == "sensitivity", name))
+    for name in names:
+        if old[name].shape != new[name].shape:  # it keeps something of every example
+            return math.inf, name
+        for shift, column in zip(*(v.unbind(-1) for v in _moves(old[name], new[name]))):
+            if shift != 0 and not _is_told(column, kept):
+                squares, first = squares + shift.item()**2, first or name
+                kept.append(column)
+    return squares**.5, first
+
+
+_LENGTHS = 1e-6, .3, .7, .95, 1.05, 1.5, 3., 1e6  # of one example, in units of the bound
+
+
+def _refuse_unpaid(clip, l, room, seeds=200):
     "Refuse a clip that learns more of one example than its larger noise leaves room for."
     g = torch.Generator().manual_seed(2)
-    norms = 10**(4*torch.rand(l, 50, generator=g) - 2)
-    for length in (1e-6, 1e6):
-        norms[:, 0] = length
+    norms = 10**(4*torch.rand(l, 50, generator=g, dtype=torch.float64) - 2)
+    found = []
+    for length in (*_LENGTHS, math.inf):
+        norms[:, 0] = length*clip.sensitivity/l**.5
         with_it = _updated(clip, norms, seed=0, times=1)
-        without = _updated(clip, norms[:, 1:], seed=0, times=1)
-        if not _unlike(with_it, without):
-            continue
-        old = _draws(clip, norms, seeds)
-        new = _draws(clip, norms[:, 1:], seeds)
-        for name in sorted(old.keys() & new.keys()):
-            shift = _shift(old[name], new[name])
-            if not shift <= 1.5*room:
-                raise ValueError(f"{clip} learns {name} with too little noise: one example moves "
-                                 f"it by {shift:.3g} standard deviations, its std(sigma) leaves "
-                                 f"room for {room:.3g}. Use AdaptiveClip, whose std pays")
+        if _unlike(with_it, _updated(clip, norms[:, 1:], seed=0, times=1)):
+            found.append((_one_moves(clip, norms, 8)[0], length))
+    if not found:
+        return
+    norms[:, 0] = max(found)[1]*clip.sensitivity/l**.5  # who moves it most
+    shift, name = _one_moves(clip, norms, seeds)
+    if not shift <= 1.2*room:
+        raise ValueError(f"{clip} learns {name} with too little noise: one example moves "
+                         f"it by {shift:.3g} standard deviations, its std(sigma) leaves "
+                         f"room for {room:.3g}. Use AdaptiveClip, whose std pays")
+
+
+def _one_moves(clip, norms, seeds):
+    "How far the first example moves what is learnt, and what."
+    return _shift(_draws(clip, norms, seeds), _draws(clip, norms[:, 1:], seeds))
 
 
 def _draws(clip, norms, seeds):
@@ -171,6 +209,7 @@ def refuse_unbounded(
     clip,         # norms (l,b) -> factors (l,b), with `sensitivity` and `std`
     sigma:float,  # noise multiplier of the plan
     l:int,        # parameter tensors
+    share=1.,     # of sigma: what the plan pays for in this step, where its noise falls
 ):
     "Refuse a clip whose noise does not cover what it lets through, tried on 600 sets of norms."
     # ValueError. An example moves tensor l by c_l; noise std_l has multiplier sigma if
@@ -185,6 +224,7 @@ def refuse_unbounded(
     norms = 10**(12*torch.rand(l, 600, generator=g, dtype=torch.float64) - 6)
     norms[:, :200] *= torch.rand(l, 200, generator=g) < .3  # in some, many tensors have no gradient
     norms[:, 400:500] = norms[:, 400:500]**5  # 1e-30 to 1e30
+    norms[:, 500] = 0.
     passed = clip(norms)*norms
     worst = torch.linalg.vector_norm(passed, dim=0).max().item()
 
@@ -192,10 +232,10 @@ def refuse_unbounded(
     if sigma:
         std = torch.as_tensor(clip.std(sigma), dtype=torch.float64)
         noises = passed/std.expand(l)[:, None]
-        shown = sigma*torch.linalg.vector_norm(noises, dim=0).max().item()
+        shown = share*sigma*torch.linalg.vector_norm(noises, dim=0).max().item()
 
-    covered = shown <= 1 + 1e-5
-    if not worst <= clip.sensitivity*(1 + 1e-5) or not covered:
+    covered = shown <= 1 + ROUNDING
+    if not worst <= clip.sensitivity*(1 + ROUNDING) or not covered:
         raise ValueError(f"{clip} promises sensitivity {clip.sensitivity:.6g}, "
                          f"std {clip.std(sigma)} for {sigma=}, but lets {worst:.6g} through, "
                          f"{shown:.4g} times too much: repair it")
@@ -206,12 +246,12 @@ def refuse_unbounded(
                          "must be 0 for every tensor, as FlatClip's is")
     if sigma:
         with _one_thread():
-            _refuse_unpaid(clip, l, room=(1 - min(1., shown)**2)**.5/sigma)
+            _refuse_unpaid(clip, l, room=(1 - min(1., shown)**2)**.5/(share*sigma))
 
 # %% ../../nbs/workshop/training/guard_clip.ipynb #e0d4d0c4
 def _odd_norms(l, b, column, generator):
     "Norms (l,b), and others that share one column with them."
-    norms, other = 10**(4*torch.rand(2, l, b, generator=generator) - 2)
+    norms, other = 10**(4*torch.rand(2, l, b, generator=generator, dtype=torch.float64) - 2)
     endless = other.clone()
     endless[:, ::2] = torch.inf
     none = other.clone()
@@ -232,7 +272,7 @@ def _try_column(clip, norms, other, column):
     beside_others = copy.deepcopy(clip)(other)[:, own]
     alone = copy.deepcopy(clip)(norms[:, own])
     for factors in (beside_others, alone):
-        if not torch.allclose(usual, factors, 1e-4, 1e-7):
+        if not torch.allclose(usual, factors, 1e-6, 1e-30):
             raise ValueError(f"{clip} mixes examples: one's factor moves when another's norm does. "
                              "Compute each column of the factors from that column of the norms "
                              "alone")
@@ -242,7 +282,7 @@ def _refuse_counting(clip, norms):
     "Refuse a clip in which a factor moves with the number of columns."
     whole = copy.deepcopy(clip)(norms)
     for b in range(1, norms.shape[1]):
-        if not torch.allclose(whole[:, :b], copy.deepcopy(clip)(norms[:, :b]), 1e-4, 1e-7):
+        if not torch.allclose(whole[:, :b], copy.deepcopy(clip)(norms[:, :b]), 1e-6, 1e-30):
             raise ValueError(f"{clip} mixes examples: factors at {b} examples are others than at "
                              f"{norms.shape[1]}. Compute each column of the factors from that "
                              "column of the norms alone")
@@ -264,7 +304,8 @@ def refuse_mixed_clip(
         column = places[i % 3]
         for norms, other in _odd_norms(l, b, column, g):
             _try_column(clip, norms.to(device), other.to(device), column)
-    _refuse_counting(clip, 10**(4*torch.rand(l, min(largest, 256), generator=g) - 2).to(device))
+    many = torch.rand(l, min(largest, 256), generator=g, dtype=torch.float64)
+    _refuse_counting(clip, 10**(4*many - 2).to(device))
     if noised:
         norms, other = 10**(4*torch.rand(2, l, 200, generator=g) - 2).to(device)
         _refuse_open_learning(clip, norms, other)

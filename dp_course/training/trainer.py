@@ -78,7 +78,8 @@ class Trainer:
         check_plan(plan, self.data)
         self._book = Book(plan)
         self.optimizer = _made_optimizer(optimizer, model)
-        refuse_unbounded(self.clip, plan.sigma, len(self.params))
+        _check_schedule(self.clip, plan)
+        refuse_unbounded(self.clip, plan.sigma, len(self.params), self._share)
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
                        noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch))
         prove_units(engine, model, loss_fn, self.data, augment)
@@ -127,7 +128,7 @@ class Trainer:
             seed = int(torch.randint(2**40, (), generator=self._secret.generator("proof", self.t)))
             prove_again(self.engine, self.model, self.loss_fn, self.data, seed=seed,
                         augment=self.augment)
-            refuse_unbounded(self.clip, self.plan.sigma, len(self.params))
+            refuse_unbounded(self.clip, self.plan.sigma, len(self.params), self._share)
 
     def _try_metric(self):
         "Refuse a metric that does not fit, on two rows of the test part, before anything is spent."
@@ -227,6 +228,10 @@ class Trainer:
         plan = self.plan
         total, norms = self._clipped_sum(self._draw(self.t, batch), self.t)
         std = torch.as_tensor(self.clip.std(plan.sigma), dtype=torch.float64)
+        least = self._share*plan.sigma*self.clip.sensitivity
+        if not std.dim() and not std >= least*(1 - 1e-9):
+            raise ValueError(f"{self.clip} gives less noise than the plan pays for: std {std:.6g}, "
+                             f"and this step costs what {least:.6g} costs; nothing was released")
         released = {**total, "norms": norms, "std": std, "batch size": plan.batch_size}
         clip = {f"clip {name}": value for name, value in self._clip_state().items()}
         entry = self._entry(STEPS, released | clip, q=plan.q, sigma=plan.sigma, batch=batch)
@@ -451,8 +456,7 @@ class Trainer:
         if state.get("data", self._fingerprint()) != self._fingerprint():
             raise ValueError(f"{path} is a checkpoint of a run on other data: rows or labels are "
                              "not those that it began with; go on with them, or start a new run")
-        _check_saved(state, path, self.clip, self.plan.sigma, self.plan.steps, len(self.params),
-                     self._parts)
+        _check_saved(state, path, self.clip, self.plan, len(self.params), self._parts)
         self._book.join(path, state["book"])
         self.model.load_state_dict(state["model"])
         for part, saved in zip(self._parts, state["parts"]):
@@ -549,6 +553,11 @@ class Trainer:
         return self.data.name.endswith("(validation split)")
 
     @property
+    def _share(self):
+        "What the plan takes the next step's noise for, as a share of sigma: 1, unless it falls."
+        return _share_of(self.plan, self._t)
+
+    @property
     def _ledger(self):
         "Every look at the data."
         return self._book.ledger
@@ -605,6 +614,21 @@ def _made_optimizer(optimizer, model):
     return optimizer
 
 
+def _share_of(plan, t):
+    "What a plan takes the noise of step t for, as a share of sigma: 1, unless it falls."
+    ratios = getattr(plan.accountant, "ratios", (1.,))
+    return ratios[min(t, len(ratios) - 1)]
+
+
+def _check_schedule(clip, plan):
+    "Refuse a clip whose noise falls otherwise than the plan pays for."
+    planned = getattr(plan.accountant, "ratios", (1.,)*plan.steps)
+    falls = hasattr(clip, "ratios") and getattr(clip, "sigma", None) == plan.sigma
+    if falls and tuple(map(float, clip.ratios)) != tuple(planned):
+        raise ValueError(f"{clip} is the schedule of another plan, with other noise: make it with "
+                         "this one, ScheduledClip(max_norms, plan)")
+
+
 def _check_parts(model, callbacks, micro_batch, **functions):
     "Refuse what is no network to be trained, no list of callbacks, no number, no function."
     if isinstance(model, torch.jit.ScriptModule):
@@ -650,8 +674,7 @@ def _check_saved(
     state,   # of a checkpoint
     path,
     clip,
-    sigma,   # of the plan
-    steps,
+    plan,
     l,       # parameter tensors
     parts,   # what the trainer has beside the model that has a state
 ):           # the clip as it was saved
@@ -659,7 +682,7 @@ def _check_saved(
     try:
         t, nonfinite = state["counts"]
         start, secret, turns = state["seed"]
-        good = type(t) is int and 0 <= t <= steps and type(nonfinite) is int
+        good = type(t) is int and 0 <= t <= plan.steps and type(nonfinite) is int
         good = good and isinstance(start, str) and all(len(turn) == 2 for turn in turns)
         good = good and len(state["parts"]) == len(parts) and len(state["model"]) > 0
         saved = deepcopy(clip)
@@ -675,7 +698,7 @@ def _check_saved(
         raise ValueError(f"{path} is no whole checkpoint: steps, seed, clip, or the states of "
                          f"{', '.join(type(part).__name__ for part in parts)} are not what a run "
                          "of this plan leaves")
-    refuse_unbounded(saved, sigma*getattr(saved, "ratio", 1.), l)  # a schedule: the step's share
+    refuse_unbounded(saved, plan.sigma, l, _share_of(plan, t))
 
 
 def _file(path):

@@ -172,8 +172,8 @@ def test_a_checkpoint_does_not_say_how_much_noise_a_step_has(tmp_path):
     state = torch.load(tmp_path/"c", weights_only=False)
     state["clip"]["ratios"] = state["clip"]["ratios"]/1000
     with pytest.raises(ValueError):
-        _check_saved(state, "c", (run := named("scheduled")).clip, run.plan.sigma, run.plan.steps,
-                     len(run.params), run._parts)
+        _check_saved(state, "c", (run := named("scheduled")).clip, run.plan, len(run.params),
+                     run._parts)
 
 
 @every_clip

@@ -1,0 +1,156 @@
+"Clips that let a little through, learn too cheaply or elsewhere, or noise less than is paid for."
+import math
+
+import pytest
+import torch
+from toys import linear, toy
+
+from dp_course.gradients import (
+    AdaptiveClip,
+    FlatClip,
+    LayerClip,
+    ScheduledClip,
+    decay,
+    falling_noise,
+)
+from dp_course.privacy import PrivacyPlan, RDPAccountant, normal
+from dp_course.training import Trainer, refuse_mixed_clip, refuse_unbounded
+
+RATIOS = decay(1., .25, 300).tolist()
+
+
+def plan_of(accountant=RDPAccountant, steps=300):
+    return PrivacyPlan(n=12, batch_size=4, steps=steps, sigma=5., delta=1e-5, accountant=accountant)
+
+
+FALLING = plan_of(falling_noise(RATIOS, RDPAccountant))
+
+
+def test_a_schedule_of_another_plan_with_the_same_sigma_is_refused():
+    "Its noise fell to a quarter while the plan charged for all of it: 5.7 was said, 17.6 was true."
+    clip = ScheduledClip([1.]*300, FALLING)
+    with pytest.raises(ValueError, match="another plan"):
+        Trainer(linear(), toy(12), plan_of(), clip=clip)
+
+
+class Fades(FlatClip):
+    "Counts its steps, and noises each less than the one before."
+    t = 0
+
+    def update(self, norms, generator=None):
+        self.t += 1
+
+    def std(self, sigma):
+        return sigma*self.max_norm*.9**self.t
+
+
+def test_noise_that_falls_under_a_plan_that_pays_for_all_of_it_is_refused():
+    run = Trainer(linear(), toy(12), plan_of(), clip=Fades(1.)).step()
+    with pytest.raises(ValueError, match="less noise than the plan"):
+        run.step()
+    assert run.computed == 1
+
+
+def test_a_falling_plan_is_proved_again_with_the_noise_of_its_step():
+    "Step 200 was refused once: the schedule's own noise looked too small."
+    run = Trainer(linear(), toy(12), FALLING, clip=ScheduledClip([1.]*300, FALLING))
+    for _ in range(199):
+        run._t += 1
+        run.clip.update(None)
+    run.fit(3)
+    assert run.t == 202
+
+
+class EndlessWhereNothingIs(FlatClip):
+    "0/0 of a gradient that is zero."
+    def __call__(self, norms):
+        whole = norms.double().norm(dim=0)
+        found = torch.where(whole == 0, math.inf, super().__call__(norms)[0].double())
+        return found.expand_as(norms)
+
+
+class Slack(FlatClip):
+    def __call__(self, norms):
+        return super().__call__(norms)*(1 + 5e-6)
+
+
+@pytest.mark.parametrize("clip", [EndlessWhereNothingIs(1.), Slack(1.)])
+@pytest.mark.parametrize("tensors", [1, 30])
+def test_a_clip_that_lets_a_little_through_is_refused(clip, tensors):
+    with pytest.raises(ValueError, match="promises sensitivity"):
+        refuse_unbounded(clip, 1., tensors)
+
+
+class Band(FlatClip):
+    "Counts who is about as long as the threshold, with hardly any noise."
+    def update(self, norms, generator=None):
+        whole = norms.double().norm(dim=0)
+        near = ((whole > .5*self.max_norm) & (whole < 2*self.max_norm)).sum().item()
+        self.max_norm *= math.exp(.05*(.5 - near + .01*normal((1,), generator).item()))
+
+
+class TwoCounts(AdaptiveClip):
+    "Follows two quantiles and pays for one."
+    second = 2.
+
+    def update(self, norms, generator=None):
+        first = self.max_norm
+        super().update(norms, generator)
+        self.max_norm, moved = self.second, self.max_norm
+        super().update(norms, generator)
+        self.second, self.max_norm = self.max_norm, moved
+        assert first > 0
+
+
+class PaidForOneOfTwo(LayerClip):
+    "Two groups, and the noise on each count is that of one."
+    def std(self, sigma):
+        return AdaptiveClip(self.batch_size, bit_sigma=self.bit_sigma).std(sigma)*self.sensitivity
+
+
+@pytest.mark.parametrize("clip", [
+    Band(1.), TwoCounts(8., bit_sigma=3.),
+    PaidForOneOfTwo([1., 1.], groups=[0, 1], batch_size=8., bit_sigma=3.)])
+def test_a_clip_that_learns_for_too_little_is_refused(clip):
+    with pytest.raises(ValueError, match="too little noise"):
+        refuse_unbounded(clip, 1., 2)
+
+
+class SlightlyMixed(FlatClip):
+    def __call__(self, norms):
+        longer = (norms.double().norm(dim=0) > 1).double().mean()
+        return super().__call__(norms)*(1 - 2e-5*longer)
+
+
+def test_a_clip_that_mixes_a_little_is_refused():
+    with pytest.raises(ValueError, match="mixes examples"):
+        refuse_mixed_clip(SlightlyMixed(1.), 2)
+
+
+KEPT = {"max_norm": 1.}
+
+
+class Elsewhere(FlatClip):
+    "Learns openly, and keeps it in a global variable."
+    def __call__(self, norms):
+        return FlatClip(KEPT["max_norm"])(norms)
+
+    def update(self, norms, generator=None):
+        KEPT["max_norm"] = norms.double().norm(dim=0).median().clamp(max=1).item()
+
+
+class InItsClass(FlatClip):
+    now = 1.
+
+    def __call__(self, norms):
+        return FlatClip(type(self).now)(norms)
+
+    def update(self, norms, generator=None):
+        type(self).now = norms.double().norm(dim=0).median().clamp(max=1).item()
+
+
+@pytest.mark.parametrize("kind", [Elsewhere, InItsClass])
+def test_a_clip_that_keeps_what_it_learns_elsewhere_is_refused(kind):
+    KEPT["max_norm"] = InItsClass.now = 1.
+    with pytest.raises(ValueError, match="outside itself"):
+        refuse_mixed_clip(kind(1.), 2)
