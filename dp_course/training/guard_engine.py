@@ -20,7 +20,7 @@ from ..gradients import FlatClip, Units, loop_grad_sum, trainable, unit_grad_sum
 from .guard_labels import _of_classes
 from .guard_model import (
     _as_it_was, _move, _moved, _name, _tensors, _traced, shaken)
-from .guard_rows import _augmented, _cat, _keep_row, _raw_rows, _rows
+from .guard_rows import _augmented, _cat, _copies, _keep_row, _raw_rows, _rows
 
 # %% ../../nbs/workshop/training/guard_engine.ipynb #96041bf7
 @dataclass
@@ -303,7 +303,9 @@ def prove_engine(
     stages = _in_float64(stage, model)
     sizes = _sizes(dims, largest, work)
     _exactly(stages, partial(_compare_engine, engine, sizes))
-    if not stage.like.is_cuda:  # an index out of range would spoil the GPU's context
+    _exactly(stages, partial(_compare_sizes, engine, largest, work))
+    if not stage.like.is_cuda:  # an index out of range would spoil its context; sums may vary there
+        _exactly([stage], partial(_refuse_narrow_sum, engine))
         _exactly([replace(stage, model=model)], partial(_prove_apart, engine, work, largest))
     return sizes
 
@@ -321,6 +323,63 @@ def _compare_engine(engine, sizes, stage):
                          "raw (x, y)")
     for b in sizes:
         _prove_at(engine, stage, chosen, alone, b, seed=100 + b)
+
+# %% ../../nbs/workshop/training/guard_engine.ipynb #5d0b2f1a
+def _some_sizes(most, work, seed, tries):
+    "Batch sizes in random order, as long as they are not too much work."
+    order = torch.randperm(most, generator=torch.Generator().manual_seed(seed)) + 1
+    left = _WORK/4
+    for b in order[:tries].tolist():
+        left -= 3*b*work  # forward and backward
+        if left < 0:
+            return
+        yield b
+
+
+def _first_alone(engine, stage, rows, b):
+    "Norms (l,b) of the first b rows, and the sum if only the first of them may pass."
+    x, y = (take(tree, slice(b)) for tree in rows)
+    factors = torch.zeros(b, dtype=torch.float64, device=stage.like.device)
+    factors[0] = 1.
+    grads, norms, _ = _ask(engine, _who(engine), stage, x, y, _Pick(factors), b)
+    return norms.double(), torch.cat([g.double().flatten() for g in grads.values()])
+
+
+def _compare_sizes(engine, largest, work, stage, seed=12, tries=64):
+    "Refuse an engine, or a way back, for which a row's gradient moves with the number of rows."
+    most = int(min(largest, max(4, _WORK/8/work)))
+    rows = stage.rows(most, seed)
+    norms, first = _first_alone(engine, stage, rows, most)
+    lengths = torch.linalg.vector_norm(norms, dim=0)
+    bounds = stage.tol*lengths + 1e-9
+    for b in _some_sizes(most, work, seed, tries):
+        found, alone = _first_alone(engine, stage, rows, b)
+        off = torch.linalg.vector_norm(found - norms[:, :b], dim=0)
+        good = (off <= bounds[:b]) | ~lengths[:b].isfinite()
+        moved = (alone - first).norm() > bounds[0]
+        if not good.all() or moved and lengths[0].isfinite():
+            raise ValueError(f"an example's gradient is not its own: {_who(engine)} gives another "
+                             f"one in a batch of {b} than in one of {most}: the engine, or the "
+                             "model or loss on the way back, mixes or counts the rows. Each row's "
+                             "gradient may depend on that row alone")
+
+
+def _refuse_narrow_sum(engine, stage):
+    "Refuse an engine that adds up in float32, where small gradients beside large ones are lost."
+    small = .3*2**-24
+    rows = [_copies(tree, 1) for tree in stage.rows(4, 2)]
+
+    def summed(factor):
+        factors = torch.tensor([1., *[factor]*3], dtype=torch.float64, device=stage.like.device)
+        grads, _, _ = _ask(engine, _who(engine), stage, *rows, _Pick(factors), 4)
+        return torch.cat([g.double().flatten() for g in grads.values()])
+
+    one = summed(0.)
+    off = (summed(small) - one - 3*small*one).norm()
+    if off > .05*3*small*one.norm():
+        raise ValueError(f"{_who(engine)} adds up in less than float64: a sum in float32 lets one "
+                         "example move it by many times the bound. Turn every gradient into "
+                         "float64 before it is added: total[name] += factor*g.double()")
 
 # %% ../../nbs/workshop/training/guard_engine.ipynb #e336fa82
 def _prove_apart(engine, work, largest, stage, kept=1):

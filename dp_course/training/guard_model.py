@@ -134,8 +134,9 @@ def shaken(model, dtype=None, by=.05):
         twin = copy.deepcopy(model).train().to(dtype=dtype)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"the model cannot be copied, to be tried on made-up rows ({error}): keep "
-                         "no computed tensors in it; torch.nn.utils.parametrizations computes "
-                         "weights from parameters") from error
+                         "no computed tensors in it (a hook that keeps features keeps h.detach()); "
+                         "torch.nn.utils.parametrizations computes weights from parameters"
+                         ) from error
     for layer in dropouts(twin):
         setattr(layer, _rate(layer), 0.)
     _move(twin, by)

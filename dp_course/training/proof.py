@@ -19,7 +19,7 @@ from ..data import (
 from ..gradients import FlatClip, loop_grad_sum, trainable
 from .guard_clip import _numbers, _one_thread, refuse_mixed_clip
 from .guard_engine import (
-    _WORK, _compare_engine, _exactly, _in_float64, _stage_of, prove_engine)
+    _WORK, _compare_engine, _compare_sizes, _exactly, _in_float64, _stage_of, prove_engine)
 from .guard_labels import (
     _LOSS_RULE, _copy_of, _losses_and_slopes, _mixes, _of_classes, check_label_kind, check_labels,
     refuse_mixed_loss, refuse_parameters_in_loss)
@@ -323,7 +323,9 @@ def _refuse_counting(stage, most):
     stage = _twin(stage)
     raw = _raw_rows(stage.data, most, 98)
     whole, draws = _made_of(stage, raw, most)
-    for b in range(1, min(most, 17)):
+    size = sum(v[0].numel() for tensors in whole.values() for v in tensors)
+    small = range(1, min(most, 17))
+    for b in sorted({*small, *_all_sizes(most, 300 + size, 1e6)}):
         few, others = _made_of(stage, [take(tree, slice(0, b)) for tree in raw], most)
         followed = draws.thrown == others.thrown and draws.followed
         for who in [who for who in whole if who == "normalize" or followed]:
@@ -435,7 +437,7 @@ def _compare_places(case, stage):
 
 
 def _compare_losses_at_sizes(stage, output, labels, k, everybody):
-    "The same for a loss, which takes nearly no work; its slopes at every fourth size."
+    "The same for a loss, which takes nearly no work; its slopes at every other size."
     loss_fn = _copy_of(stage.loss_fn)
     losses, slopes = _losses_and_slopes(loss_fn, output, labels)
     whole = _by_example([losses, *slopes], k, stage.tol)
@@ -446,7 +448,7 @@ def _compare_losses_at_sizes(stage, output, labels, k, everybody):
         at = torch.cat([order + most*view for view in range(k)])
         some = take(output, at), take(labels, at)
         said = [losses_of(loss_fn, *some, k*b)]
-        if i % 4 == 0:
+        if i % 2 == 0:
             said, slopes = _losses_and_slopes(loss_fn, *some)
             said = [said, *slopes]
         _refuse_place("loss_fn", whole, said, order)
@@ -543,18 +545,19 @@ def prove_again(
     *,
     seed:int,      # fresh rows each time
     augment=None,
+    largest:int=4, # examples that the engine gets at a time: fresh sizes up to it
 ):
     "Prove the most important once more, in the middle of a run; what only fails to run is let off."
     # ValueError
     with _one_thread(_is_small(model)):
         try:
-            _prove_again(engine, model, loss_fn, data, augment, seed)
+            _prove_again(engine, model, loss_fn, data, augment, seed, largest)
         except Exception as error:  # a run that has diverged gives NaN: nothing learnt
             if type(error) is ValueError and any(word in str(error) for word in _MIXING):
                 raise
 
 
-def _prove_again(engine, model, loss_fn, data, augment, seed):
+def _prove_again(engine, model, loss_fn, data, augment, seed, largest):
     stage = _stage_of(model, loss_fn, data, augment, by=0.)
     with torch.random.fork_rng(_devices(stage)):
         x, y = stage.rows(4, seed)
@@ -571,3 +574,4 @@ def _prove_again(engine, model, loss_fn, data, augment, seed):
     if engine is not loop_grad_sum:
         stages = _in_float64(stage, model, by=0.)
         _exactly(stages, partial(_compare_engine, engine, (3, 7)))
+        _exactly(stages, partial(_compare_sizes, engine, max(largest, 4), 1e5, seed=seed, tries=4))

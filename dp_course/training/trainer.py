@@ -127,7 +127,8 @@ class Trainer:
         if self.t and self.t % _AGAIN == 0:
             seed = int(torch.randint(2**40, (), generator=self._secret.generator("proof", self.t)))
             prove_again(self.engine, self.model, self.loss_fn, self.data, seed=seed,
-                        augment=self.augment)
+                        augment=self.augment,
+                        largest=most_rows(self.plan, self.data, self.micro_batch))
             refuse_unbounded(self.clip, self.plan.sigma, len(self.params), self._share)
 
     def _try_metric(self):

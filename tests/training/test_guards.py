@@ -1449,9 +1449,11 @@ def doubles_above_50(model, loss_fn, x, y, clip):
     return {name: g*(1 + (len(x) > 50)) for name, g in grads.items()}, norms
 
 
-def doubles_at_37(model, loss_fn, x, y, clip):
-    grads, norms = loop_grad_sum(model, loss_fn, x, y, clip)
-    return {name: g*(1 + (len(x) == 37)) for name, g in grads.items()}, norms
+def doubles_at(b):
+    def engine(model, loss_fn, x, y, clip):
+        grads, norms = fast_grad_sum(model, loss_fn, x, y, clip)
+        return {name: g*(1 + (len(x) == b)) for name, g in grads.items()}, norms
+    return engine
 
 
 @pytest.mark.parametrize("engine, words", [
@@ -1466,7 +1468,9 @@ def test_engines_that_only_look_right_are_refused(engine, words):
 def test_what_outwaits_the_proof_is_not_seen():
     "The stated limit, so that nobody believes in more."
     attacked(Counted(10**4))
-    attacked(engine=doubles_at_37)
+    attacked(engine=doubles_at(57))  # of some seventy sizes, not one
+    with pytest.raises(ValueError, match="in a batch of 37 than"):
+        attacked(engine=doubles_at(37))
     with pytest.raises(ValueError, match="moves with its place, or with the number"):
         attacked(Inside(lambda h: centre(h) if len(h) == 61 else h))  # small: all sizes are tried
 
