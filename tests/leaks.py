@@ -1187,6 +1187,18 @@ ENGINES = {f.__name__: f for f in (mean_of_the_batch, clipped_sum_again, without
                                    in_float32, in_the_thirties)}
 
 
+class FilledUp(nn.Module):
+    "What dropout takes from a row is filled up with the mean of all, through which nothing learns."
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out, self.drop = nn.Linear(5, 8), nn.Linear(8, 10), nn.Dropout(.05)
+
+    def forward(self, x):
+        h = self.inner(x).tanh()
+        kept = self.drop(torch.ones_like(h[:, :1])) > 0
+        return self.out(torch.where(kept, h, h.mean(0).detach()))
+
+
 def back_in(sizes):
     "A hook that mixes on the way back, in batches of some sizes only."
     def how(g):
@@ -1213,6 +1225,7 @@ LEAKS = {
     **{f"engine: {name}": dict(engine=f) for name, f in ENGINES.items()},
     "model: back, 20 to 50": back_in(range(20, 50)),
     "model: back, even ones": back_in(range(62, 200, 2)),
+    "model: filled up": dict(model=FilledUp),
     "augment: 17 to 60": dict(augment=augmented_in(range(17, 61))),
     "engine: late": dict(engine=Late()), "clip: later": dict(clip=Later(1.)),
     "items: centred": dict(data=lambda: Centred(torch.randn(N, 5), torch.arange(N) % 10)),

@@ -19,7 +19,7 @@ from ..data import count, take, tree_map
 from ..gradients import FlatClip, Units, loop_grad_sum, trainable, unit_grad_sum
 from .guard_labels import _of_classes
 from .guard_model import (
-    _as_it_was, _move, _moved, _name, _tensors, _traced, shaken)
+    _as_it_was, _move, _moved, _name, _rate, _tensors, _traced, dropouts, shaken)
 from .guard_rows import _augmented, _cat, _copies, _keep_row, _raw_rows, _rows
 
 # %% ../../nbs/workshop/training/guard_engine.ipynb #96041bf7
@@ -400,6 +400,13 @@ def _prove_apart(engine, work, largest, stage, kept=1):
             if b not in usual:
                 usual[b] = _said(engine, stage, b, kept)
             _compare_apart(engine, stage, usual[b], b, kept, how, **odd)
+        layers = dropouts(model)
+        for layer in layers:
+            setattr(layer, _rate(layer), .5)
+        for row in range(4 if layers else 0):  # in whose place is there something else if it drops?
+            usual = _said(engine, stage, 4, row)
+            _compare_apart(engine, stage, usual, 4, row, "are replaced, and half of all is dropped",
+                           seed=1)
 
 
 def _said(engine, stage, b, kept, seed=0, kind="usual", weight=1.):

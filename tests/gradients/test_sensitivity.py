@@ -306,3 +306,12 @@ def test_how_far_other_rows_round_differently():
         assert most_moved(dense, x, y) <= 1e-6
     # seen: 4e-6, where a ReLU of one row changed its side, so that its gradient did
     assert most_moved(resnet20(), x[:2], y[:2]) <= 1e-3
+
+
+@pytest.mark.parametrize("width", [1, 64, 9000])
+def test_many_wide_rows_are_added_up_in_float64(width):
+    "Rows that fill more than a core's cache are added up piece by piece, by another way."
+    rows = staircase(2**18//width if width > 1 else 2**18).view(-1, 1).expand(-1, width)
+    found = KeptGradients(rows.contiguous()).weighted_sum(torch.ones(len(rows)), None)
+    want = rows[:, 0].double().sum()
+    assert ((found - want).abs() <= 1e-12*want).all()

@@ -15,6 +15,7 @@ from toys import Plan, same, trainer
 from dp_course.gradients import FlatClip
 from dp_course.privacy import PrivacyPlan, RDPAccountant, step_generator
 from dp_course.training import Journal, load_checked, save_atomic
+from dp_course.training.trainer import _CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("proved_once")
 
@@ -242,8 +243,8 @@ def test_every_wrong_bit_of_a_checkpoint_is_refused_by_name(tmp_path):
     raw = path.read_bytes()
     for bit in some_bits(raw, 300):
         flip(path, raw, bit)
-        with pytest.raises(ValueError, match="run.checkpoint .*the one before it is"):
-            load_checked(path, "dp_course checkpoint 2")
+        with pytest.raises(ValueError, match="(damaged|truncated).*the one before it is"):
+            load_checked(path, _CHECKPOINT)
     assert run().load(f"{path}.prev").t == 2
     path.write_bytes(raw)
     assert run().load(path).t == 3
