@@ -176,7 +176,7 @@ def test_the_whole_plan_ends():
 
 RACE = 'fig, axes = panels([f"{name}: each'
 SHOWN = ("ROWS =", "TASKS =", "titles =", "# How many runs did each get",
-         RACE, "def race", "KS =", "fig, axes = panels([\"Adam", "def at_the_end", "def dp_sgd",
+         RACE, "def race", "KS =", "fig, axes = panels([\"Adam", "def at_the_end",
          "STARTS =", "def gap(", "def last", "def moments",
          "def transfer", "usual, like")
 
