@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "evaluation": """
         class_counts count_classes measure no_scores""",
     "guard_clip": """
-        refuse_mixed_clip refuse_unbounded""",
+        refuse_fading refuse_mixed_clip refuse_unbounded""",
     "guard_engine": """
         prove_engine prove_units""",
     "guard_labels": """

@@ -19,6 +19,7 @@ from .evaluation import class_counts as class_counts
 from .evaluation import count_classes as count_classes
 from .evaluation import measure as measure
 from .evaluation import no_scores as no_scores
+from .guard_clip import refuse_fading as refuse_fading
 from .guard_clip import refuse_mixed_clip as refuse_mixed_clip
 from .guard_clip import refuse_unbounded as refuse_unbounded
 from .guard_engine import prove_engine as prove_engine

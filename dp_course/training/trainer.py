@@ -24,7 +24,7 @@ from ..gradients import (
     FlatClip, bf16_engine, fast_grad_sum, noisy_mean, settled_precision, trainable, unit_engine)
 from ..privacy import SecretSeed, keyed_digest, new_seed, normal, poisson_indices
 from .checkpoints import load_checked, save_atomic
-from .guard_clip import refuse_unbounded
+from .guard_clip import refuse_fading, refuse_unbounded
 from .guard_model import Seal, check_model, check_optimizer, dropouts
 from .guard_plan import check_plan, in_units, most_rows
 from .ledger import STEPS, Book, Entry
@@ -83,6 +83,7 @@ class Trainer:
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
                        noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch))
         prove_units(engine, model, loss_fn, self.data, augment)
+        self._check_clips_to_come()
         self._seal = self._sealed()
         self._try_metric()
 
@@ -130,6 +131,12 @@ class Trainer:
                         augment=self.augment,
                         largest=most_rows(self.plan, self.data, self.micro_batch))
             refuse_unbounded(self.clip, self.plan.sigma, len(self.params), self._share)
+            self._check_clips_to_come()
+
+    def _check_clips_to_come(self):
+        "Refuse a clip whose noise will not cover what it lets through, some steps from now."
+        refuse_fading(self.clip, self.plan.sigma, len(self.params),
+                      lambda steps: _share_of(self.plan, self._t + steps))
 
     def _try_metric(self):
         "Refuse a metric that does not fit, on two rows of the test part, before anything is spent."

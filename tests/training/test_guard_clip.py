@@ -44,8 +44,16 @@ class Fades(FlatClip):
         return sigma*self.max_norm*.9**self.t
 
 
-def test_noise_that_falls_under_a_plan_that_pays_for_all_of_it_is_refused():
-    run = Trainer(linear(), toy(12), plan_of(), clip=Fades(1.)).step()
+class Fixed(FlatClip):
+    "Noise for the threshold that it began with."
+    def std(self, sigma):
+        return sigma
+
+
+def test_a_step_with_less_noise_than_the_plan_pays_for_is_not_taken():
+    def raised(trainer):
+        trainer.clip.max_norm = 2.
+    run = Trainer(linear(), toy(12), plan_of(), clip=Fixed(1.), callbacks=[raised]).step()
     with pytest.raises(ValueError, match="less noise than the plan"):
         run.step()
     assert run.computed == 1
@@ -154,3 +162,48 @@ def test_a_clip_that_keeps_what_it_learns_elsewhere_is_refused(kind):
     KEPT["max_norm"] = InItsClass.now = 1.
     with pytest.raises(ValueError, match="outside itself"):
         refuse_mixed_clip(kind(1.), 2)
+
+
+class FadesByTensor(Fades):
+    def std(self, sigma):
+        return torch.full((2,), super().std(sigma))
+
+
+class Grows(FlatClip):
+    "A bound that is doubled in each step, under the same promise."
+    factor = 1.
+
+    def __call__(self, norms):
+        return FlatClip(self.factor*self.max_norm)(norms)
+
+    def update(self, norms, generator=None):
+        self.factor *= 2
+
+
+class NoiseOfTheFirstStep(AdaptiveClip):
+    "Follows the norms; the noise does not follow."
+    def std(self, sigma):
+        return AdaptiveClip(self.batch_size).std(sigma)
+
+
+@pytest.mark.parametrize("clip", [Fades(1.), FadesByTensor(1.), Grows(1.),
+                                  NoiseOfTheFirstStep(80., lr=.02)])
+def test_a_clip_whose_noise_does_not_last_is_refused_before_the_first_step(clip):
+    with pytest.raises(ValueError, match="promises sensitivity"):
+        Trainer(linear(), toy(12), plan_of(), clip=clip)
+
+
+class Said(FlatClip):
+    "Whatever it was given for a standard deviation."
+    said = None
+
+    def std(self, sigma):
+        return self.said
+
+
+@pytest.mark.parametrize("said", [None, {}, torch.ones(3), math.inf, -1., "much", [1., math.nan]])
+def test_a_standard_deviation_that_is_none_is_refused_in_words(said):
+    clip = Said(1.)
+    clip.said = said
+    with pytest.raises(ValueError, match="is no noise for 2 tensors|promises sensitivity"):
+        refuse_unbounded(clip, 1., 2)
