@@ -534,3 +534,30 @@ def test_seed_policy_is_told():
     assert "Seed: secret" in trainer(plan).statement()
     assert "by 0 of 5 steps" in trainer(plan).statement()
     assert same(trainer(seed=4).fit().model, trainer(seed=4).fit().model)
+
+
+def gradients(run):
+    return torch.cat([p.grad.flatten() for p in run.params.values()])
+
+
+def still(data, **options):
+    "A trainer that sees everybody in each step, and whose weights stay."
+    plan = Plan(12, 12, 3, 50., eps=1.)
+    return Trainer(linear(), data, plan, optimizer=partial(torch.optim.SGD, lr=0.), **options)
+
+
+def test_the_same_sum_of_another_step_gets_other_noise():
+    "Equal noise would say that both sums were equal, and a neighbour's may not be."
+    run = still(toy(12), seed=3)
+    first = gradients(run.step())
+    second = gradients(run.step())
+    assert (first - second).norm()*12 > 50  # noise of 71*sqrt(18) = 300; below 50: 1 in 1e10
+
+
+def test_a_neighbours_sum_gets_other_noise_from_the_same_seed():
+    "Equal noise would leave nothing but the difference of the sums: the example itself."
+    data, x = toy(12), toy(12).train_x.clone()
+    x[4] *= -1
+    first, second = (gradients(still(d, seed=3).step())
+                     for d in (data, data.replace(train_x=x)))
+    assert (first - second).norm()*12 > 50  # the sums differ by 2 at most; as above
