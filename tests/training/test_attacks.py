@@ -419,17 +419,18 @@ def test_masks_are_the_runs_own_and_come_again(tmp_path, engine):
 
 
 def test_no_example_shares_a_mask():
-    "Copies of one row: 60 masks of 8 numbers, all other (false alarm: 60*60/2/2**200)."
+    "Copies of one row: 60 masks of 200 numbers, twice, all other (false alarm: 2**13/2**200)."
     model = nn.Sequential(nn.Linear(200, 200, bias=False), nn.Dropout(.5), nn.Linear(200, 2))
     data = Examples(torch.ones(60, 200), torch.zeros(60).long())
     plan = PrivacyPlan(n=60, batch_size=60, steps=2, eps=3., delta=1e-5, accountant=RDPAccountant)
     run = Trainer(model, data, plan, micro_batch=20)
     seen = []
     model[1].forward = lambda x: seen.append(F.dropout(x) != 0) or F.dropout(x)
-    for x, _ in run._micro_batches(torch.arange(60), 0):
-        model[1](model[0](x))
+    for t in (0, 1):
+        for x, _ in run._micro_batches(torch.arange(60), t):
+            model[1](model[0](x))
     masks = torch.cat(seen)
-    assert len(masks) == 60 == len(masks.unique(dim=0))
+    assert len(masks) == 120 == len(masks.unique(dim=0))
 
 
 class Sequence(nn.Module):
