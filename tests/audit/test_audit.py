@@ -25,6 +25,7 @@ from dp_course.audit import (
     SmallTrainer,
     audit_all,
     canary_distance,
+    coin_tests,
     dirac_canaries,
     dirac_model,
     fresh,
@@ -465,3 +466,14 @@ def test_no_numbers_are_no_all_clear():
             of_one_run(lambda inside, seed: scores)
     with pytest.raises(ValueError, match="no batches"):
         of_batches(sampler=[])
+
+
+def test_an_honest_sampler_seldom_gives_a_small_p():
+    "40 samplers, 50 examples each: six questions at p < .1; more than 16: 1 in 1e7 per question."
+    small = torch.zeros(6)
+    for seed in range(40):
+        g = torch.Generator().manual_seed(seed)
+        marks = torch.rand(100, 50, generator=g, dtype=torch.float64) < .1
+        p = coin_tests(marks, .1, torch.randn(100, 2, generator=g, dtype=torch.float64))
+        small += torch.tensor([value < .1 for value in p.values()])
+    assert (small <= 16).all(), small

@@ -426,8 +426,8 @@ def test_no_example_shares_a_mask():
     run = Trainer(model, data, plan, micro_batch=20)
     seen = []
     model[1].forward = lambda x: seen.append(F.dropout(x) != 0) or F.dropout(x)
-    for t in (0, 1):
-        for x, _ in run._micro_batches(torch.arange(60), t):
+    for t, low, high in ((0, 0, None), (1, 0, 30), (1, 30, 60)):  # two processes take step 1
+        for x, _ in run._micro_batches(torch.arange(60), t, low, high):
             model[1](model[0](x))
     masks = torch.cat(seen)
     assert len(masks) == 120 == len(masks.unique(dim=0))
