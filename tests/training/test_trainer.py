@@ -59,6 +59,7 @@ def test_step_generators_are_unrelated():
 def test_seed_keeps_its_history_and_its_secret():
     seed = SecretSeed("abc", secret=True)
     assert seed.continued(None, 3) == seed and "abc" not in repr(seed)
+    assert not seed.continued("abc", 3).secret  # whoever gives it knows it
     turned = seed.continued("7", 3)
     assert turned.turns == (("7", 3),) and turned.key == "7 after abc, step 3"
     assert not turned.secret and turned.continued("7", 9) == turned
