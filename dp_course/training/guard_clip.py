@@ -238,7 +238,7 @@ def _refuse_uncovered(clip, sigma, l, share):  # float
                          f"std {clip.std(sigma)} for {sigma=}, but lets {worst:.6g} through, "
                          f"{shown:.4g} times too much: repair it")
     endless = norms[:, :4].clone()
-    endless[0] = torch.tensor([math.nan, math.inf, math.nan, math.inf])
+    endless[0, :2] = endless[-1, 2:] = torch.tensor([math.nan, math.inf])
     if clip(endless).any():
         raise ValueError(f"{clip} lets an example with a NaN or infinite norm through: its factor "
                          "must be 0 for every tensor, as FlatClip's is")

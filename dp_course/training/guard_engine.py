@@ -403,7 +403,8 @@ def _prove_apart(engine, work, largest, stage, kept=1):
         layers = dropouts(model)
         for layer in layers:
             setattr(layer, _rate(layer), .5)
-        for row in range(4 if layers else 0):  # in whose place is there something else if it drops?
+        rows = max(1, min(4, int(_WORK/24/work))) if layers else 0
+        for row in range(rows):  # in whose place is something else, if it is dropped?
             usual = _said(engine, stage, 4, row)
             _compare_apart(engine, stage, usual, 4, row, "are replaced, and half of all is dropped",
                            seed=1)

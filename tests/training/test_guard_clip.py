@@ -77,6 +77,18 @@ class EndlessWhereNothingIs(FlatClip):
         return found.expand_as(norms)
 
 
+class LooksAtTheFirst(FlatClip):
+    "Leaves out who has no finite first gradient."
+    def __call__(self, norms):
+        factors = super().__call__(norms.nan_to_num(1., 1.))
+        return torch.where(norms[0].isfinite(), factors, 0.)
+
+
+def test_a_clip_that_lets_an_infinite_last_tensor_through_is_refused():
+    with pytest.raises(ValueError, match="NaN or infinite norm through"):
+        refuse_unbounded(LooksAtTheFirst(1.), 1., 3)
+
+
 class Slack(FlatClip):
     def __call__(self, norms):
         return super().__call__(norms)*(1 + 5e-6)
