@@ -666,3 +666,12 @@ def test_a_precision_is_a_parameter():
         grads, _ = run.engine(run.model, run.loss_fn, x, y, run.clip)
         sums.append(torch.cat([g.double().flatten() for g in grads.values()]))
     assert 1e-5 < (sums[0] - sums[1]).norm()/sums[0].norm() < .05
+
+
+def test_without_a_shelf_the_ledger_beside_the_checkpoint_still_counts(tmp_path, monkeypatch):
+    (tmp_path/"no folder").write_text("")
+    monkeypatch.setenv("DP_COURSE_LEDGERS", str(tmp_path/"no folder"/"ledgers"))
+    run = saved(tmp_path)
+    spent = run.fit(3).epsilon()
+    again = a_trainer(steps=6, seed=5).load(tmp_path/"c")
+    assert again.t == 2 and again.computed == 5 and again.epsilon() == spent
