@@ -219,3 +219,58 @@ def test_a_standard_deviation_that_is_none_is_refused_in_words(said):
     clip.said = said
     with pytest.raises(ValueError, match="is no noise for 2 tensors|promises sensitivity"):
         refuse_unbounded(clip, 1., 2)
+
+
+class Keeps(FlatClip):
+    "Keeps what `of` says of the norms, as a number or as text."
+    of, kept = None, 0.
+
+    def update(self, norms, generator=None):
+        self.kept = self.of(norms)
+
+
+@pytest.mark.parametrize("of", [
+    lambda norms: norms.isnan().any(0).sum().item(), lambda norms: (norms == 0).all(0).sum(),
+    lambda norms: (norms == 0).any(0).sum().item(), lambda norms: int(norms.shape[1] == 0),
+    lambda norms: f"{norms.norm():.3g}"])
+def test_a_clip_that_counts_rare_norms_is_refused(of):
+    clip = Keeps(1.)
+    clip.of = of
+    with pytest.raises(ValueError, match="learns kept from the norms without noise"):
+        refuse_mixed_clip(clip, 2)
+
+
+class WithSlots:
+    "Keeps what it learns in a slot, where there is no dict."
+    __slots__ = ("max_norm", "kept")
+
+    def __init__(self):
+        self.max_norm, self.kept = 1., 0.
+
+    sensitivity = property(lambda self: self.max_norm)
+
+    def __call__(self, norms):
+        return FlatClip(self.max_norm)(norms)
+
+    def std(self, sigma):
+        return sigma*self.max_norm
+
+    def update(self, norms, generator=None):
+        self.kept = norms.sum().item()
+
+
+def test_a_slot_hides_nothing():
+    with pytest.raises(ValueError, match="learns kept from the norms without noise"):
+        refuse_mixed_clip(WithSlots(), 2)
+
+
+class SkipsEmptyBatches(AdaptiveClip):
+    "Does not move without examples: who comes alone is seen."
+    def update(self, norms, generator=None):
+        if norms.shape[1]:
+            super().update(norms, generator)
+
+
+def test_a_clip_that_skips_empty_batches_is_refused():
+    with pytest.raises(ValueError, match="too little noise"):
+        refuse_unbounded(SkipsEmptyBatches(8., bit_sigma=3.), 1., 2)
