@@ -1307,3 +1307,21 @@ def test_pools_are_exact_and_leave_no_hook(k):
         torch.testing.assert_close(got[name], want[name], rtol=1e-10, atol=1e-10)
     assert seen and [dict(m._forward_hooks) for m in net.modules()] == before
     assert not any(m._forward_pre_hooks for m in net.modules())
+
+
+class Masked(nn.Module):
+    "A module without a rule, with dropout inside."
+    def __init__(self):
+        super().__init__()
+        self.scale, self.drop = nn.Parameter(torch.ones(40)), nn.Dropout(.5)
+
+    def forward(self, x):
+        return self.drop(x*self.scale)
+
+
+@pytest.mark.parametrize("engine", [vmap_grad_sum, fast_grad_sum])
+def test_copies_of_a_row_get_masks_of_their_own(engine):
+    "Twenty masks of 40 numbers: two equal ones in 1 of 5e9 runs."
+    x = torch.linspace(1, 2, 40).expand(20, 40)
+    _, norms = engine(Masked(), lambda output, y: output.sum(1), x, torch.zeros(20), FlatClip(1.))
+    assert len(norms[0].unique()) == 20

@@ -200,6 +200,7 @@ def test_streams_are_normal():
     z = normal((200_000,), Stream("normal", 1))
     assert z.dtype == torch.float64 and stats.kstest(z.numpy(), "norm").pvalue > 1e-6
     assert 3.9 < z.abs().max() < 7 and len(z.unique()) == len(z)
+    assert abs(z.std() - 1) < 5/math.sqrt(400_000)
     halves = normal((100_000,), Stream("normal", 1)), normal((100_000,), Stream("normal", 2))
     assert torch.equal(halves[0], z[:100_000])
     assert abs(torch.corrcoef(torch.stack(halves))[0, 1]) < 5/math.sqrt(100_000)
@@ -457,6 +458,16 @@ def test_two_trainers_on_one_checkpoint_see_each_other(tmp_path):
             run.step()
     assert paying(steps=6).load(tmp_path/"c").computed >= 6
     assert same(a.model, paying(steps=6).fit(4).model)
+
+
+def test_who_hears_of_the_last_step_too_late_releases_nothing(tmp_path):
+    paying(steps=6).fit(5).save(tmp_path/"c")
+    a, b = paying(steps=6).load(tmp_path/"c"), paying(steps=6, seed=8).load(tmp_path/"c")
+    before = b.model[1].weight.clone()
+    a.step()
+    with pytest.raises(ValueError, match="another trainer on this checkpoint was faster"):
+        b.step()  # with batches of its own: nothing but the bill stops it
+    assert torch.equal(b.model[1].weight, before) and b.t == 5
 
 
 def test_every_checkpoint_of_a_run_hears_of_every_step(tmp_path):
