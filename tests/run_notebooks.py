@@ -17,7 +17,7 @@ from IPython.core import pylabtools
 from nbdev import test
 from proved import once
 
-from dp_course.cli import main  # noqa: F401
+from dp_course.cli import main, summaries  # noqa: F401
 from dp_course.training import trainer
 
 
@@ -35,5 +35,6 @@ if __name__ == "__main__":
     pylabtools.retina_figure = lambda figure, **options: None
     trainer.prove_separate = once(trainer.prove_separate, set())
     test.CaptureShell = Shell
+    summaries()  # the eps of every record, once: the workers inherit what is remembered
     path = sys.argv[1] if len(sys.argv) > 1 else None
     test.nbdev_test(path, n_workers=2, timing=True)

@@ -72,11 +72,12 @@ NAMES = {check: (stem, name) for stem, check, name in EXERCISES}
 # Thousands of calls each, or an accountant's search for every answer: in `make test-slow`; of
 # those that are not the longest, one wrong answer stays.
 LONGEST = {"check_second_sigma", "check_smallest_batch", "check_poisson_by_jumps", "check_judge",
-           "check_guilty", "check_advise", "check_survivor", "check_affordable"}
+           "check_guilty", "check_advise", "check_survivor", "check_affordable",
+           "check_agreement"}
 LONG = LONGEST | {
     "check_mean_error", "check_best_of", "check_search_cost", "check_clearly_better",
     "check_eps_of_rows", "check_believable", "check_compare", "check_spent", "check_fair_coins",
-    "check_noise_for"}
+    "check_noise_for", "check_whole_bill", "check_eps_when_cut"}
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +232,8 @@ FEW = [what for what in ODD if what in ("a text", "another signature", "prints")
 
 
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("check", sorted(WRONG))
+@pytest.mark.parametrize("check", [
+    pytest.param(check, marks=[pytest.mark.slow]*(check in LONGEST)) for check in sorted(WRONG)])
 def test_another_kind_of_answer_is_refused_in_words(check, all_of_them, spaces, capsys):
     for what in ODD if all_of_them else FEW:
         odd = ODD[what]
