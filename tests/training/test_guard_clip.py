@@ -274,3 +274,9 @@ class SkipsEmptyBatches(AdaptiveClip):
 def test_a_clip_that_skips_empty_batches_is_refused():
     with pytest.raises(ValueError, match="too little noise"):
         refuse_unbounded(SkipsEmptyBatches(8., bit_sigma=3.), 1., 2)
+
+
+def test_noise_that_cannot_be_drawn_is_refused_before_it_is_paid():
+    "A step was charged, and then its standard deviation of 5e30 was refused."
+    with pytest.raises(ValueError, match="from 0 to 1e25"):
+        Trainer(linear(), toy(12), plan_of(), clip=FlatClip(1e30))
