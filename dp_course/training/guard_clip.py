@@ -266,6 +266,9 @@ def refuse_unbounded(
     "Refuse a clip whose noise does not cover what it lets through, tried on 600 sets of norms."
     # ValueError. An example moves tensor l by c_l; noise std_l has multiplier sigma if
     # the length of c/std is at most 1/sigma
+    if isinstance(clip, type):
+        raise ValueError(f"clip={clip.__name__} is a class: pass an object of it, such as "
+                         f"{clip.__name__}()")
     if not callable(clip) or not hasattr(clip, "std") or not hasattr(clip, "update"):
         raise ValueError(f"{clip!r} is no clip: pass FlatClip({clip!r}), or another object that "
                          "turns norms into factors")

@@ -706,7 +706,10 @@ def _check_saved(
         raise ValueError(f"{path} is no whole checkpoint: steps, seed, clip, or the states of "
                          f"{', '.join(type(part).__name__ for part in parts)} are not what a run "
                          "of this plan leaves")
-    refuse_unbounded(saved, plan.sigma, l, _share_of(plan, t))
+    try:
+        refuse_unbounded(saved, plan.sigma, l, _share_of(plan, t))
+    except ValueError as error:
+        raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
 
 def _file(path):
