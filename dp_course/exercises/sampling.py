@@ -176,16 +176,20 @@ def _believed(trial, draw, times):
     return trial.said(lambda trial: (draw(trial.fresh_generator()), .2), times)[True]
 
 
+_NOBODY = "who refuses everybody learns nothing: how far may chance carry each number?"
+
+
 def _spares_the_honest(trial):
     accused = 300 - _believed(trial, _coins, 300)
     why = "sixty examples have sixty chances to look odd: allow each one more"
     if accused == 300:
-        why = "who refuses everybody learns nothing: how far may chance carry each number?"
+        why = _NOBODY
     trial.need(accused <= 15, f"{accused} of 300 honest ones accused", why)
 
 
 def _notices(draw, why):
     def noticed(trial):
+        trial.need(_believed(trial, _coins, 20), "20 of 20 honest ones accused", _NOBODY)
         believed = _believed(trial, draw, 20)
         trial.need(believed <= 2, f"{believed} of 20 believed", why)
     return noticed

@@ -176,6 +176,9 @@ check_must_pay = Exercise(
         "going back to a checkpoint does not take back what was seen": _with_the_file,
         "a resumed run is not free: what it noises anew counts":
             lambda events: _distinct(1, 2, 3)(events[:[*events, ("load",)].index(("load",))]),
+        "what was noised before the crash has been seen, too":
+            lambda events: _distinct(1, 2, 3)(events[max(
+                (i for i, event in enumerate(events) if event == ("load",)), default=0):]),
         "the same step with another sum has other noise: both are seen": _distinct(1, 2),
         "another seed, another noise: the same sum was seen twice": _distinct(2, 3),
         "steps alone do not tell: one step may show two sums, or one sum in two noises":
