@@ -237,8 +237,8 @@ def _asked(trial, n, sigma):
     return share, used, sensitivity*near[0], got, answer*near[0]/n
 
 
-def _names_the_rows(trial, n, sigma):
-    "Whether what is asked changes with the rows, and with the labels."
+def _names_of_looks(trial, n, sigma):
+    "What is asked of some rows, of others, and of these with other labels."
     x = torch.randn(n, 6, generator=trial.generator)
     y = torch.randint(3, (n,), generator=trial.generator)
     names = []
@@ -246,7 +246,7 @@ def _names_the_rows(trial, n, sigma):
         door = _Door(trial.fresh_generator())
         trial(door, *case, sigma)
         names += door.asked[:1]
-    return not any(torch.equal(names[0], other) for other in names[1:])
+    return names
 
 
 def _paid(trial, n, sigma):
@@ -254,7 +254,11 @@ def _paid(trial, n, sigma):
     trial.need(used == sigma, f"sigma={used:g} went through, {sigma:g} was asked for",
                "pass `sigma` on as it is: `noisy` multiplies it by the sensitivity",
                leaks=used < sigma)
-    trial.need(_names_the_rows(trial, n, sigma), "other rows, or labels, have the same name",
+    name, *others = _names_of_looks(trial, n, sigma)
+    trial.need(len(name), "nobody knows whose look it is", "name rows and labels in asked=: only "
+               "then is the same look, after a resume, free")
+    trial.need(not any(torch.equal(name, other) for other in others),
+               "other rows, or labels, have the same name",
                "name rows and labels in asked=: others with as many right answers would get the "
                "same noise, unpaid", leaks=True)
 

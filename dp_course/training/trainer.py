@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -338,15 +339,17 @@ class Trainer:
         *,
         sensitivity:float,  # L2 distance that one example (or unit) moves it by, at most
         sigma:float,        # noise multiplier: the noise has std sigma*sensitivity
-        asked=(),           # dict name -> tensor of what else the value came from, such as rows
+        asked=(),           # dict: what it came from, such as rows; without it each call is new
         most:int=None,      # answers under this name that were planned; default: what eps allows
     ):                      # float64 tensor on the CPU
         "Release a value with Gaussian noise, charged to the budget; the same again is free."
         # ValueError: the budget does not pay, or a value is out of range
         value = _check_release(what, value, sensitivity, sigma, asked, most)
-        released = {"value": value, "sensitivity": float(sensitivity), **dict(asked)}
-        entry = self._entry(what, released, q=1., sigma=sigma)
         taken = sum(n for _, _, n in self.budget.posts.get(what, ()))
+        # without a source, equal answers to two questions would look like one, told twice
+        source = _flat(asked) if asked else {"look": taken} if taken else {}
+        released = {"value": value, "sensitivity": float(sensitivity), **source}
+        entry = self._entry(what, released, q=1., sigma=sigma)
         if most is not None and taken >= most and not self._ledger.holds(entry):
             raise ValueError(f"{what}: {most} looks were planned, and taken: plan for more")
         self._book.charge(entry)
@@ -676,6 +679,35 @@ def _check_release(what, value, sensitivity, sigma, asked, most):
     if not value.isfinite().all():
         raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
     return value
+
+
+def _flat(
+    asked,  # dict, which may hold others
+    of="",  # name of the dict that it was in
+):          # dict: name -> tensor, number or text
+    "What a value came from, so that no number of it escapes the fingerprint."
+    # ValueError
+    named = {}
+    for name, thing in asked.items():
+        if not of and name in ("what", "sigma", "value", "sensitivity"):
+            raise ValueError(f"asked names its {name}, which stands for itself: name it otherwise")
+        if isinstance(thing, (list, tuple)):
+            thing = dict(enumerate(thing))
+        if isinstance(thing, dict):
+            named |= {f"{of}{name}": len(thing), **_flat(thing, f"{of}{name}.")}
+        else:
+            named[f"{of}{name}"] = _fingerprinted(f"{of}{name}", thing)
+    return named
+
+
+def _fingerprinted(name, thing):
+    "A tensor, a number or text; of an array the digest of its bytes."
+    if isinstance(thing, (np.ndarray, np.generic)) and thing.dtype.kind in "buifSU":
+        return f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
+    if not isinstance(thing, (torch.Tensor, int, float, str, bytes, type(None))):
+        raise ValueError(f"asked[{name!r}] is a {type(thing).__name__}: pass tensors, numbers or "
+                         "text, in dicts and lists if you like")
+    return thing
 
 
 def _check_saved(

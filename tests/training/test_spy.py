@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -495,9 +496,10 @@ def test_noisy_is_noised_charged_once_and_said(tmp_path):
 
     value = torch.arange(50_000, dtype=torch.float64)
     one = run()
-    told = one.noisy("a column", value, sensitivity=.5, sigma=3.)
+    rows = {"x": value + 1}
+    told = one.noisy("a column", value, sensitivity=.5, sigma=3., asked=rows)
     assert abs((told - value).std()/1.5 - 1) < 5.5/math.sqrt(1e5)
-    assert torch.equal(told, one.noisy("a column", value, sensitivity=.5, sigma=3.))
+    assert torch.equal(told, one.noisy("a column", value, sensitivity=.5, sigma=3., asked=rows))
     spent = RDPAccountant().step(1., 3., 1).epsilon(1e-5)
     assert one.epsilon() == pytest.approx(spent) and one.computed == 0
     assert f"eps = {spent:.4g}" in one.statement()
@@ -516,6 +518,39 @@ def test_noisy_is_noised_charged_once_and_said(tmp_path):
     for name in ("", "training steps", None):
         with pytest.raises(ValueError, match="name of its own"):
             one.noisy(name, 1., sensitivity=1., sigma=1.)
+
+
+def test_equal_answers_to_different_questions_share_no_noise():
+    "Equal bins of a histogram were equal in what was told, too, and paid for once."
+    run = paying()
+    told = [run.noisy("a bin", 4., sensitivity=1., sigma=30.).item() for _ in range(3)]
+    assert len(set(told)) == 3 and run.budget.posts["a bin"] == [(1., 30., 3)]
+
+
+LONG = torch.arange(2000.)
+OTHER = LONG.where(LONG != 1000, -7)
+
+
+@pytest.mark.parametrize("one, other", [
+    (LONG.numpy(), OTHER.numpy()), ([LONG], [OTHER]), ({"a": (1, LONG)}, {"a": (1, OTHER)}),
+    (np.array(["a"]), np.array(["b"])), (np.int64(2**60), np.int64(2**60 + 1)),
+    ([LONG, 3], [LONG]), ([1, 2], [[1, 2]]), (torch.arange(3), torch.arange(3.))])
+def test_whatever_a_value_came_from_names_its_noise(one, other):
+    "A long array was looked at as it is printed: with dots in its middle."
+    run = paying()
+    told = [run.noisy("a count", 4., sensitivity=1., sigma=30., asked={"x": x}).item()
+            for x in (one, other, one)]
+    assert told[0] == told[2] != told[1] and run.budget.posts["a count"] == [(1., 30., 2)]
+
+
+@pytest.mark.parametrize("asked, why", [
+    ({"value": 3}, "names its value"), ({"sigma": 1.}, "names its sigma"),
+    ({"x": toy(9)}, "is a Examples"), ({"x": np.array([{}])}, "is a ndarray")])
+def test_what_cannot_name_a_value_is_refused(asked, why):
+    run = paying()
+    with pytest.raises(ValueError, match=why):
+        run.noisy("a count", 4., sensitivity=1., sigma=30., asked=asked)
+    assert not run.budget.posts
 
 
 def test_what_other_releases_cost_is_taken_from_the_steps():
