@@ -72,12 +72,14 @@ PAIRS = [  # the views change nothing between steps; the dear ones take two to t
     if not ("views" in name and layer in ("one run", "release"))]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name, layer", PAIRS)
 def test_a_correct_trainer_passes(name, layer):
     finding = audit_all(CORRECT[name], [layer])[layer]
     assert finding, finding
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow]*(name == "pear")) for name in MUTANTS])
 def test_a_mutant_is_caught_where_it_should_be(name):

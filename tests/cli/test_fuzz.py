@@ -210,6 +210,7 @@ def test_what_is_right_is_taken():
 QUICK = sorted(set(CALLS) - {"resnet20", "wide_resnet", "trainer"})
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow]*(name == "trainer")) for name in CALLS])
 def test_one_odd_argument(name):

@@ -493,6 +493,7 @@ KINDS = {bare(name): name for name in FAST}  # other budgets are the same code
 QUICK = ("digits", "public-max100", "scatter-linear", "shoe-mnist", "oct-head", "report-v1-fast")
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow]*(not name.startswith(QUICK)))
     for name in KINDS.values()])

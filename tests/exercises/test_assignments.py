@@ -111,6 +111,7 @@ def test_there_are_five_with_at_least_four_questions():
         assert re.search(r"\d+-\d+ minutes", cells(name)[0].source)
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("check", [pytest.param(check, marks=[SLOWLY]*(
     check in wrong_handins.SLOW - {"check_coins"})) for check in ASKED])
 def test_a_solution_gets_full_marks(check, spaces):
@@ -121,6 +122,7 @@ def test_a_solution_gets_full_marks(check, spaces):
     assert points(card, 4) == 4.
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("check", ASKED)
 def test_a_blank_gets_nothing(check, spaces):
     name = ASKED[check][1]
@@ -140,6 +142,7 @@ def test_every_question_has_three_wrong_answers():
     assert set(wrong_handins.WRONG) | set(wrong_handins.LEAKS) == set(ASKED)
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("check,words", ROWS)
 def test_a_typical_mistake_gets_the_hint_meant_for_it(check, words, spaces):
     code = wrong_handins.named(wrong_handins.WRONG[check][words], ASKED[check][1])
@@ -154,6 +157,7 @@ LEAKS = [pytest.param(check, what, marks=[SLOWLY]*(check in wrong_handins.SLOW o
          for check, wrong in wrong_handins.LEAKS.items() for turn, what in enumerate(wrong)]
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("check,what", LEAKS)
 def test_an_answer_that_breaks_privacy_earns_half_at_most(check, what, spaces):
     words, text = wrong_handins.LEAKS[check][what]

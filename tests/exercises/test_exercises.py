@@ -179,6 +179,7 @@ def diagnosed(check, words, spaces, seed):
     assert 1 <= len(card.hints) <= 3 == card.of_hints
 
 
+@pytest.mark.quick(120)
 @pytest.mark.parametrize("check,words", ROWS)
 def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
     diagnosed(check, words, spaces, seed=1)
@@ -231,6 +232,7 @@ OURS = ("argument must be", "size of tensor", "not iterable", "unpack", "ambiguo
 FEW = [what for what in ODD if what in ("a text", "another signature", "prints") or "two" in what]
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("check", [
     pytest.param(check, marks=[pytest.mark.slow]*(check in LONGEST)) for check in sorted(WRONG)])

@@ -152,6 +152,7 @@ def test_what_is_not_finite_counts_nothing(name):
     refuse_unbounded(clip, .1, 4)
 
 
+@pytest.mark.quick(4)
 @every_clip
 def test_resume_is_bit_identical(name, tmp_path):
     whole = named(name, seed=5).fit(12)
@@ -176,6 +177,7 @@ def test_a_checkpoint_does_not_say_how_much_noise_a_step_has(tmp_path):
                      run._parts)
 
 
+@pytest.mark.quick(4)
 @every_clip
 def test_a_whole_private_run_with_float32_and_an_empty_batch(name):
     tiny = make_plan(plan_of(name).accountant, batch_size=.5)  # most batches are empty

@@ -206,6 +206,7 @@ NETWORKS = {"resnet20": (lambda: resnet20(3), (3, 8, 8)),
             "papernot": (lambda: papernot_cnn(4, classes=3, image_size=14), (1, 14, 14))}
 
 
+@pytest.mark.quick(6)
 @every
 @pytest.mark.parametrize("name", NETWORKS)
 def test_course_networks(engine, name):
@@ -1052,6 +1053,7 @@ HALF = {
 }
 
 
+@pytest.mark.quick(20)
 @every
 @pytest.mark.parametrize("name", HALF)
 @pytest.mark.parametrize("k", [None, 2])
@@ -1173,6 +1175,7 @@ ALL = {**ENGINES, "loop_grad_sum": loop_grad_sum}
 each_of_all = pytest.mark.parametrize("engine", ALL.values(), ids=ALL.keys())
 
 
+@pytest.mark.quick(6)
 @each_of_all
 @pytest.mark.parametrize("t, i, o", [(2, 100_000, 8), (3, 3000, 80), (30, 64, 64)])
 def test_cancelling_positions_of_a_linear_layer(engine, t, i, o):
@@ -1233,6 +1236,7 @@ def along_its_filters(conv, extent):
     return x
 
 
+@pytest.mark.quick(16)
 @each_of_all
 @pytest.mark.parametrize("mean", [0., 3e3])
 @pytest.mark.parametrize("shape", [(64, 64, 4), (16, 16, 8)])  # inner products; kept

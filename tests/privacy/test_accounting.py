@@ -142,6 +142,7 @@ def test_rdp_conversion_agrees_with_opacus(q, sigma, steps, delta, quiet):
 
 # privacy-loss distributions
 
+@pytest.mark.quick(20)
 @by_values("sigma", [.4, .8, 1.6138, 10, 100])
 @by_values("steps", [1, 10, 1000, 100_000])
 @by_values("delta", [1e-3, 1e-5, 1e-8, 1e-30])
@@ -273,6 +274,7 @@ def test_a_tail_that_rounding_drowns_is_never_below_the_truth(q, sigma, delta):
     assert OneStep(q, sigma).epsilon(delta) <= spent(q, sigma, 1, delta) < 1e-6
 
 
+@pytest.mark.quick(5)
 @by_values("q, sigma, steps, h", [
     (.04, 1.6138, 625, 1e-4), (1/13, 2.8809, 650, 1e-4), (.001, .6, 1000, 1e-4),
     (.01, 1, 10_000, 1e-4), (.25, 5, 100, 1e-4), (.5, .6, 10, 1e-3), (.08192, 10, 10_000, 1e-4),

@@ -329,6 +329,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_changes_after_the_proof_is_refused_before_it_costs(name):
     run = a_trainer(seed=1).fit(1)

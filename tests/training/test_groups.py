@@ -145,6 +145,7 @@ def clips(model):
     return FlatClip(.7), LayerClip(torch.linspace(.1, .5, many).tolist(), groups=range(many))
 
 
+@pytest.mark.quick(38)
 @every
 @pytest.mark.parametrize("most", [None, 1, 4] + [
     pytest.param(most, marks=pytest.mark.slow) for most in (2, 8)])
@@ -267,6 +268,7 @@ def test_the_update_is_divided_by_the_expected_units():
     close(run.model.weight, net.weight)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("micro, augment", [
     pytest.param(micro, augment, marks=[pytest.mark.slow]*(augment != "views" and micro != 5))
     for micro in (None, 1, 2, 3, 5, 11, 100) for augment in (None, "jitter", "views")])

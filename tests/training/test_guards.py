@@ -150,6 +150,7 @@ class Sorted(nn.Module):
         return self.out(self.inner(x[order]).tanh()[order.argsort()])
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("engine", TAPED)
 @pytest.mark.parametrize("t", [3, 4, 8])
 def test_time_instead_of_examples_is_refused(engine, t):
@@ -751,6 +752,7 @@ INNOCENT = {  # model, data, loss
 }
 
 
+@pytest.mark.quick(14)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name, engine", [
     pytest.param(name, engine, id=f"{name}-{engine.__name__}",
@@ -927,6 +929,7 @@ def hinge(output, y):
     return (output[:, 0] - 1e3).relu()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("engine", [*TAPED, vmap_grad_sum])
 @pytest.mark.parametrize("flat", [nothing_counts, hinge])
 def test_losses_without_slope_are_innocent_and_hide_nothing(engine, flat):
@@ -1218,6 +1221,7 @@ def test_no_clip_that_mixes_or_learns_for_nothing_gets_through(name):
         attacked(clip=CLIPS[name])
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("clip", [
     FlatClip(1.), AutoClip(1.), AdaptiveClip(60.), AdaptiveClip(60., lr=2., quantile=.9),
     AdaptiveClip(60., bit_sigma=30.), LayerClip(1.), LayerClip([1., 2.]),

@@ -244,6 +244,7 @@ def innocent(data):
     prove_separate(fast_grad_sum, nn.Linear(5, 3), loss, data)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("table", [torch.as_tensor, np.asarray])
 @pytest.mark.parametrize("make", [row, permuted, of_the_same_shape, cropped])
 def test_items_of_one_row_are_innocent(make, table):
@@ -328,6 +329,7 @@ def test_a_teacher_that_follows_its_pupil_is_innocent(engine):
     prove_separate(engine, Teacher(), agree, floats(5))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("f", [torch.log1p, torch.sqrt, lambda x: (x + 1).log()])
 def test_logarithms_of_counts_are_innocent(f, engine):

@@ -387,6 +387,7 @@ def exact_best_of(tries, sigma, q, delta):
     return optimize.brentq(over, 0, 60, xtol=1e-4) if over(0) > 0 else 0.
 
 
+@pytest.mark.quick(6)
 @by_shape
 @pytest.mark.parametrize("q, sigma", [
     pytest.param(1., .8, marks=pytest.mark.slow), (1., 3.), (.1, .7)])

@@ -120,6 +120,7 @@ def spied(run, monkeypatch):
     return seen
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", CASES)
 def test_the_optimizer_gets_the_sum_plus_the_noise_over_the_batch_and_nothing_else(
         name, monkeypatch):

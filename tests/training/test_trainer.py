@@ -195,6 +195,7 @@ def two_views(x, y, g):
     return Views(torch.stack([x, jitter(x, y, g)[0]], 1)), y
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("augment", [None, jitter, two_views])
 @pytest.mark.parametrize("micro", [3, 128, 200] + [
     pytest.param(micro, marks=pytest.mark.slow) for micro in (1, 50, 1000)])
