@@ -12,6 +12,7 @@ import torch
 
 from ..basics import check_count, check_kind, check_number
 from ..privacy import Budget, normal
+from ..training import refuse_units
 
 # %% ../../nbs/11_features.ipynb #e1435bc6
 def _noisy_mean_of_rows(
@@ -61,6 +62,7 @@ def private_channel_stats(
     people = len(features) if n is None else n
     check_count(1, 10**15, n=people)
     if budget is not None:
+        refuse_units(budget, "the statistics of channels")
         budget.post("channel statistics", sigma=sigma, steps=2)
     def release(power, bound):
         rows = [x.double().pow(power).mean((2, 3)) for x in features.split(1000)]

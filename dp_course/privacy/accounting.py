@@ -227,5 +227,7 @@ class PrivacyPlan:
 
     def budget(self):  # `Budget`
         "Open a book with the plan's eps and delta; all that is planned is known to fit."
-        return Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
+        book = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
                       planned=self._bill(self.steps))
+        book.unit = self.unit
+        return book

@@ -216,6 +216,8 @@ class Budget:
     "One book for a run: whatever looks at the data posts here before its noise is drawn."
     # Neighbours: one example added or removed. ValueError: a number out of range, no accountant,
     # a plan that spends more than eps
+    unit = "example"  # of privacy; a plan's book has the plan's
+
     def __init__(
         self,
         *,

@@ -404,6 +404,7 @@ class NoisyAccuracy:
         disjoint:bool=False,  # no example is both in `x` and in the training data
     ):                        # at the plan's delta
         "Give the eps of training and all measurements together."
+        refuse_units(plan, "this accuracy")
         train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
         # disjoint: for whoever joins one side, the other is a function of noised answers
         if disjoint:

@@ -463,6 +463,16 @@ def test_schedule_costs_what_google_says():
     assert plan.epsilon_after(40) == pytest.approx(google.get_epsilon(1e-5), rel=2e-3)
 
 
+@pytest.mark.parametrize("more", [[2], [1, 1]])
+def test_steps_past_the_schedule_cost_what_the_last_one_does(more):
+    plan, sigmas = stairs(RDPAccountant)
+    ledger = plan.accountant().step(.05, plan.sigma, 40)
+    for n in more:
+        ledger.step(.05, plan.sigma, n)
+    spent = by_hand([*sigmas, sigmas[-1], sigmas[-1]], .05, RDPAccountant)
+    assert ledger.epsilon(1e-5) == pytest.approx(spent, rel=1e-9)
+
+
 def test_a_scheduled_ledger_is_saved_and_goes_on():
     plan, _ = stairs(RDPAccountant)
     ledger = plan.accountant()
@@ -679,9 +689,17 @@ def test_no_norm_however_hard_passes_the_sensitivity(clip, dtype):
     assert factors.isfinite().all()
     moved = torch.linalg.vector_norm(norms.double()*factors.double(), dim=0)
     moved = moved[norms.isfinite().all(0)]
-    slack = 1e-3 if dtype is torch.float16 else 1e-6
-    assert moved.max() <= clip.sensitivity*(1 + slack)
+    assert moved.max() <= clip.sensitivity*(1 + 1e-6)
     assert clip.std(1.) == pytest.approx(clip.sensitivity, rel=.02)
+
+
+@pytest.mark.parametrize("clip", [LayerClip(2., groups=[0]*3000), LayerClip(2.), FlatClip(2.)],
+                         ids=["one group", "each by itself", "flat"])
+def test_three_thousand_tensors_do_not_add_up_their_rounding(clip):
+    "In float32 the length of one group came out 1.2e-6 too short."
+    norms = 1 + torch.rand(3000, 60, generator=gen(), dtype=torch.float64).float()
+    moved = (norms.double()*clip(norms).double()).norm(dim=0)
+    assert moved.max() <= 2*(1 + 1e-6)
 
 
 @pytest.mark.parametrize("clip", all_clips(), ids=repr)
