@@ -236,12 +236,12 @@ def some_bits(raw, count, seed=0):
     return [*bits, *range(8*(len(raw) - 75), 8*len(raw))]
 
 
-def test_every_wrong_bit_of_a_checkpoint_is_refused_by_name(tmp_path):
+def test_a_wrong_bit_of_a_checkpoint_is_refused_by_name(tmp_path):
     path, first = tmp_path/"run.checkpoint", run().fit(2)
     first.save(path)
     first.step().save(path)
     raw = path.read_bytes()
-    for bit in some_bits(raw, 300):
+    for bit in some_bits(raw, 100):
         flip(path, raw, bit)
         with pytest.raises(ValueError, match="(damaged|truncated).*the one before it is"):
             load_checked(path, _CHECKPOINT)
@@ -376,10 +376,10 @@ def test_torn_last_line_is_dropped_and_cut_off(tmp_path):
     assert Journal(tmp_path/"run").entries() == ["step 0", ""]
 
 
-def test_every_wrong_bit_of_a_ledger_is_refused_by_name(tmp_path):
+def test_a_wrong_bit_of_a_ledger_is_refused_by_name(tmp_path):
     journal, path = ledger(tmp_path, *(f"step {t} {t**7:x}" for t in range(3)))
     whole = path.read_bytes()
-    for bit in range(8*len(whole)):
+    for bit in range(0, 8*len(whole), 3):
         flip(path, whole, bit)
         with pytest.raises(ValueError, match="run.ledger"):
             Journal(tmp_path/"run").append("step 4")
