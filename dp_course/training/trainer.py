@@ -25,7 +25,7 @@ from ..gradients import (
     FlatClip, bf16_engine, fast_grad_sum, noisy_mean, settled_precision, trainable, unit_engine)
 from ..privacy import SecretSeed, keyed_digest, new_seed, normal, poisson_indices
 from .checkpoints import load_checked, save_atomic
-from .guard_clip import refuse_fading, refuse_unbounded
+from .guard_clip import _refuse_uncovered, refuse_fading, refuse_unbounded
 from .guard_model import Seal, check_model, check_optimizer, dropouts
 from .guard_plan import check_plan, in_units, most_rows
 from .ledger import STEPS, Book, Entry
@@ -241,6 +241,8 @@ class Trainer:
         if not std.dim() and not std >= least*(1 - 1e-9):
             raise ValueError(f"{self.clip} gives less noise than the plan pays for: std {std:.6g}, "
                              f"and this step costs what {least:.6g} costs; nothing was released")
+        if std.dim():  # one per tensor: no single number to compare
+            _refuse_uncovered(self.clip, plan.sigma, len(self.params), self._share)
         released = {**total, "norms": norms, "std": std, "batch size": plan.batch_size}
         clip = {f"clip {name}": value for name, value in self._clip_state().items()}
         entry = self._entry(STEPS, released | clip, q=plan.q, sigma=plan.sigma, batch=batch)

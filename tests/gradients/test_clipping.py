@@ -693,8 +693,9 @@ def test_no_norm_however_hard_passes_the_sensitivity(clip, dtype):
     assert clip.std(1.) == pytest.approx(clip.sensitivity, rel=.02)
 
 
-@pytest.mark.parametrize("clip", [LayerClip(2., groups=[0]*3000), LayerClip(2.), FlatClip(2.)],
-                         ids=["one group", "each by itself", "flat"])
+@pytest.mark.parametrize("clip", [LayerClip(2., groups=[0]*3000), LayerClip(2.), FlatClip(2.),
+                                  AutoClip(2., 1e-9)],
+                         ids=["one group", "each by itself", "flat", "automatic"])
 def test_three_thousand_tensors_do_not_add_up_their_rounding(clip):
     "In float32 the length of one group came out 1.2e-6 too short."
     norms = 1 + torch.rand(3000, 60, generator=gen(), dtype=torch.float64).float()

@@ -95,6 +95,15 @@ def test_the_loop_adds_up_in_float64():
         assert moved(loop_grad_sum, model, x, y) <= BOUND
 
 
+@pytest.mark.parametrize("engine", [*ENGINES, loop_grad_sum])
+def test_many_small_numbers_beside_a_large_one_are_measured(engine):
+    "A float32 norm was 1.7e-4 too short."
+    x = torch.full((1, 100_000), .3)
+    x[0, 0] = 1e3
+    sums, _ = engine(nn.Linear(100_000, 1, bias=False), dot, x, torch.ones(1, 1), FlatClip(C))
+    assert .99*C <= sums["weight"].double().norm() <= BOUND
+
+
 def test_the_linear_engine():
     head = linear_head((1, 1, 1), 1)
     for pattern in PATTERNS:

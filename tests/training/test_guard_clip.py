@@ -59,6 +59,25 @@ def test_a_step_with_less_noise_than_the_plan_pays_for_is_not_taken():
     assert run.computed == 1
 
 
+class FadesLate(FlatClip):
+    "A number per tensor, of which the second shrinks after what was tried ahead."
+    t = 0
+
+    def update(self, norms, generator=None):
+        self.t += 1
+
+    def std(self, sigma):
+        return torch.tensor([1., .1 if self.t > 70 else 1.])*sigma*self.max_norm
+
+
+def test_noise_per_tensor_is_looked_at_in_every_step_too():
+    run = Trainer(linear(), toy(12), plan_of(), clip=FadesLate(1.))
+    run._t = run.clip.t = 70
+    with pytest.raises(ValueError, match="promises sensitivity"):
+        run.fit(2)
+    assert run.computed == 1
+
+
 def test_a_falling_plan_is_proved_again_with_the_noise_of_its_step():
     "Step 200 was refused once: the schedule's own noise looked too small."
     run = Trainer(linear(), toy(12), FALLING, clip=ScheduledClip([1.]*300, FALLING))
