@@ -269,8 +269,8 @@ def paying(seed=7, lr=.5, data=None, steps=10, **options):
     model = nn.Sequential(nn.Flatten(), nn.Linear(300, 3, bias=False)).double()
     plan = PrivacyPlan(n=12, batch_size=6, steps=steps, eps=3., delta=1e-5,
                        accountant=RDPAccountant)
-    return Trainer(model, data or people(), plan, seed=seed, clip=FlatClip(1.),
-                   optimizer=partial(torch.optim.SGD, lr=lr), **options)
+    options = {"clip": FlatClip(1.), "optimizer": partial(torch.optim.SGD, lr=lr), **options}
+    return Trainer(model, data or people(), plan, seed=seed, **options)
 
 
 def people(change=None):
@@ -486,6 +486,38 @@ def test_every_checkpoint_of_a_run_hears_of_every_step(tmp_path):
         paying().load(tmp_path/"b")
 
 
+def other_norms(run):
+    total, norms = run._clipped_sum(None, 0)
+    run._clipped_sum = lambda idx, t: (total, norms*(1 + 1e-6))
+
+
+def other_sum(run):
+    total, norms = run._clipped_sum(None, 0)
+    run._clipped_sum = lambda idx, t: ({name: g*(1 + 1e-15) for name, g in total.items()}, norms)
+
+
+def other_weights(run):
+    next(run.model.parameters()).data[0, 0] += 1e-9
+
+
+OTHER = {"norms": other_norms, "sum": other_sum, "weights": other_weights,
+         "threshold": lambda run: setattr(run.clip, "max_norm", 1 + 1e-9),
+         "noise of the count": lambda run: setattr(run.clip, "bit_sigma", 5.1),
+         "speed": lambda run: setattr(run.clip, "lr", .3)}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_whatever_is_noised_or_how_names_the_noise(what):
+    "Else two steps that differ in it alone have one noise, of gradient or count, and one price."
+    run = paying(clip=AdaptiveClip(6., bit_sigma=5.))
+    sums = run._clipped_sum(torch.arange(6), 0)
+    run._clipped_sum = lambda idx, t: sums
+    before = run._sum_to_charge(0)[2]
+    assert run._sum_to_charge(0)[2] == before
+    OTHER[what](run)
+    assert run._sum_to_charge(0)[2].digest != before.digest
+
+
 # --- other releases
 
 
@@ -529,11 +561,11 @@ def test_equal_answers_to_different_questions_share_no_noise():
 
 
 LONG = torch.arange(2000.)
-OTHER = LONG.where(LONG != 1000, -7)
+UNLIKE = LONG.where(LONG != 1000, -7)
 
 
 @pytest.mark.parametrize("one, other", [
-    (LONG.numpy(), OTHER.numpy()), ([LONG], [OTHER]), ({"a": (1, LONG)}, {"a": (1, OTHER)}),
+    (LONG.numpy(), UNLIKE.numpy()), ([LONG], [UNLIKE]), ({"a": (1, LONG)}, {"a": (1, UNLIKE)}),
     (np.array(["a"]), np.array(["b"])), (np.int64(2**60), np.int64(2**60 + 1)),
     ([LONG, 3], [LONG]), ([1, 2], [[1, 2]]), (torch.arange(3), torch.arange(3.))])
 def test_whatever_a_value_came_from_names_its_noise(one, other):
