@@ -36,9 +36,14 @@ _PIECE = 2**17  # numbers at a time: their float64 copy, 1 MB, stays in a core's
 _ROWS = 2**12   # rows at a time: few additions stand in a row, so that their rounding is bounded
 
 
+def _at_once(x, numbers):
+    "How many numbers to take at a time: a core's cache holds few, a GPU wants many."
+    return 2**5*numbers if x.is_cuda else numbers
+
+
 def _in_pieces(rows):  # (b,p) -> list of (n,p)
     "Cut a batch, so that a wide copy of all of it never exists at once."
-    size = 64*_PIECE if rows.is_cuda else _PIECE
+    size = _at_once(rows, _PIECE)
     return rows.split(min(_ROWS, 1 + size//max(1, rows[:1].numel())))
 
 
@@ -161,7 +166,7 @@ def _late_sum(weight, factors, bad, squared):
     total = factors.new_zeros(weight.shape.numel(), dtype=torch.float64)
     if not len(factors):
         return total.view(weight.shape)
-    n = 1 + 16*_PIECE//len(total)  # examples at a time
+    n = 1 + _at_once(factors, 16*_PIECE)//len(total)  # examples at a time
     for low in range(0, len(factors), n):
         part = slice(low, low + n)
         kept, scale = weight.some(part).kept(), factors[part]
@@ -388,7 +393,8 @@ def _weight_gradient(
 def _gradients_by_folding(conv, x, g, b, padding):  # (b,*weight.shape)
     "Make every example a group of one grouped convolution; the backend adds up the views."
     shape, groups = conv.weight.shape, conv.groups
-    pieces = max(1, b*shape.numel()//2**21)  # of 8 MB, which the backend holds three times
+    size = _at_once(x, 2**21)  # 8 MB, which the backend holds three times
+    pieces = max(1, b*shape.numel()//size)
     n = -(-b//pieces)                        # examples in a piece
     x = _fold(x, b).split(n*shape[1]*groups, dim=1)
     g = _fold(g, b).split(n*shape[0], dim=1)
@@ -407,7 +413,7 @@ def _gradients_by_patches(conv, x, g, b, padding):  # (b,*weight.shape)
     g = g.reshape(len(g), groups, shape[0]//groups, -1)
     fan_in, t = shape[1:].numel(), g.shape[3]
     gradients = g.new_empty(*g.shape[:3], fan_in)
-    n = 1 + 2**20//(groups*fan_in*t)  # rows at a time: patches of 4 MB
+    n = 1 + _at_once(x, 2**20)//(groups*fan_in*t)  # rows at a time: patches of 4 MB
     for part, xs, gs in zip(gradients.split(n), x.split(n), g.split(n)):
         patches = _patches(xs, conv, padding)
         if shape[0] == groups:  # depthwise: thousands of products of two short lines
