@@ -676,7 +676,7 @@ def hard_norms(dtype):
 
 def all_clips():
     plan = PrivacyPlan(n=1000, batch_size=100, steps=3, eps=8., delta=1e-5)
-    return [AutoClip(1.), AutoClip(3., 1e-9), LayerClip([1., 2., .5]), LayerClip(2.),
+    return [FlatClip(1.), AutoClip(1.), AutoClip(3., 1e-9), LayerClip([1., 2., .5]), LayerClip(2.),
             LayerClip([1., 2.], groups=[0, 0, 1]), AdaptiveClip(100., 1.5),
             ScheduledClip([1., .8, .6], plan)]
 

@@ -518,6 +518,25 @@ def test_whatever_is_noised_or_how_names_the_noise(what):
     assert run._sum_to_charge(0)[2].digest != before.digest
 
 
+class Coins(AdaptiveClip):
+    "Keeps the first coin of its count."
+    coin = 0.
+
+    def update(self, norms, generator=None):
+        self.coin = normal((1,), generator).item()
+
+
+def test_the_noise_of_a_count_belongs_to_one_step_and_one_batch():
+    coins = []
+    for t, seed, norm in ((0, 7, 1.), (0, 7, 1.), (0, 7, 2.), (1, 7, 1.), (0, 8, 1.)):
+        run = paying(clip=Coins(6., bit_sigma=5.), seed=seed)
+        total, norms = run._clipped_sum(torch.arange(6), 0)
+        run._clipped_sum = lambda idx, t, said=(total, norms*norm): said
+        run._t = t
+        coins.append(run.step().clip.coin)
+    assert coins[0] == coins[1] and len(set(coins)) == 4
+
+
 # --- other releases
 
 
