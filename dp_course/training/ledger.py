@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from ..basics import data_root
+from ..basics import data_root, refuse_unknown
 from ..privacy import Budget
 from .checkpoints import Journal
 
@@ -153,6 +153,7 @@ class Book:
     def __init__(self, plan):
         self.plan = plan
         self.budget = _budget(plan)
+        self.budget.post = self._post
         self.ledger = Ledger()
         self.run = _run_name(plan)  # what belongs to the same run
         self._files = {}  # path of a checkpoint -> `_File`
@@ -209,7 +210,20 @@ class Book:
     def _refuse(self, entry):
         if entry.what == STEPS:
             self.refuse_step()
-        self.budget.post(entry.what, q=entry.q, sigma=entry.sigma)  # raises, and says why
+        Budget.post(self.budget, entry.what, q=entry.q, sigma=entry.sigma)  # raises, says why
+
+    @refuse_unknown
+    def _post(self, what:str, *, sigma:float, q:float=1., steps:int=1):  # `Budget`
+        "What the budget's `post` does from now on: each release is an entry, like no other."
+        # ValueError
+        if what == STEPS:
+            raise ValueError(f"{what=} are the trainer's own: pass another name")
+        if not self.budget.affords(q=q, sigma=sigma, steps=steps):
+            Budget.post(self.budget, what, q=q, sigma=sigma, steps=steps)  # raises, says why
+        for _ in range(int(steps)):
+            name = self._ask(secrets.token_hex)
+            self.charge(Entry(str(what), float(q), float(sigma), "elsewhere", 0, name))
+        return self.budget
 
     def refuse_step(self):
         "Say why there is no further step."

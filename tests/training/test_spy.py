@@ -572,6 +572,24 @@ def test_noisy_is_noised_charged_once_and_said(tmp_path):
             one.noisy(name, 1., sensitivity=1., sigma=1.)
 
 
+def test_what_was_posted_to_the_budget_itself_is_remembered(tmp_path):
+    "Statistics that a script drew anew at each start were paid for once."
+    for starts in (1, 2, 3):
+        run = paying()
+        run.budget.post("statistics", sigma=40., steps=2)
+        if starts > 1:
+            run.load(tmp_path/"c")
+        run.step().save(tmp_path/"c")
+        run.budget.post("lost", sigma=40.)  # and a crash
+        assert run.budget.posts["statistics"] == [(1., 40., 2*starts)]
+        assert run.budget.posts["lost"] == [(1., 40., starts)]
+    with pytest.raises(ValueError, match="would bring the run"):
+        run.budget.post("too much", sigma=1.)
+    with pytest.raises(ValueError, match="trainer's own"):
+        run.budget.post("training steps", sigma=40.)
+    assert "too much" not in run.budget.posts and run.computed == 3
+
+
 def test_equal_answers_to_different_questions_share_no_noise():
     "Equal bins of a histogram were equal in what was told, too, and paid for once."
     run = paying()
