@@ -7,6 +7,7 @@ __all__ = ['Examples', 'as_examples']
 
 # %% ../../nbs/workshop/data/examples.ipynb #cd216a53
 import math
+import unicodedata
 from collections.abc import Hashable, Iterable
 from functools import cached_property, lru_cache
 
@@ -212,6 +213,19 @@ def _check_ids(ids, n):
         names = " and ".join(names)
         raise ValueError(f"groups holds {names}: 7 and '7' would be two units; pass ids of one "
                          "type")
+    if kinds == {str}:
+        _check_spelling(set(ids))
+
+
+def _check_spelling(names):
+    "Refuse two names that look like one: a space at the end, an accent that is a sign of its own."
+    # ValueError
+    plain = {}
+    for name in sorted(names):
+        other = plain.setdefault(unicodedata.normalize("NFKC", name).strip(), name)
+        if other != name:
+            raise ValueError(f"groups holds {other!a} and {name!a}, which look alike: one person "
+                             "would be two units; write every name in one way")
 
 
 def _numbered(groups, n):

@@ -338,7 +338,8 @@ def test_clips_learn_from_units():
 def test_ids_may_be_anything_that_has_a_name():
     rows = torch.zeros(4, 1)
     kinds = ([7, 7, 2, 7], torch.tensor([7, 7, 2, 7]), np.array([7, 7, 2, 7]), ["a", "a", "b", "a"],
-             np.array(["a", "a", "b", "a"]), [(1, 2), (1, 2), (3, 4), (1, 2)], (7, 7, 2, 7))
+             np.array(["a", "a", "b", "a"]), [(1, 2), (1, 2), (3, 4), (1, 2)], (7, 7, 2, 7),
+             ["a", "a", "A", "a"], [b"a", b"a", b"a ", b"a"])
     for ids in kinds:
         data = Examples(rows, rows, groups=ids)
         assert data.groups.tolist() == [0, 0, 1, 0] and data.units == 2 and len(data) == 4
@@ -352,6 +353,8 @@ def test_ids_may_be_anything_that_has_a_name():
     ([[1], [2], [3], [4]], r"groups\[0\] is \[1\]"),
     (torch.ones(4, 2), r"groups\[0\] is \[1.0, 1.0\]"),
     ([1, "1", 2, 3], "7 and '7' would be two units"),
+    (["P1", "P2", "P1 ", "P2"], "'P1' and 'P1 ', which look alike"),
+    (["Ana", "Jos\u00e9", "Jose\u0301", "Ana"], "which look alike"),
 ])
 def test_ids_that_cut_a_person_in_two_are_refused(ids, why):
     with pytest.raises(ValueError, match=why):
