@@ -78,6 +78,26 @@ def test_noise_per_tensor_is_looked_at_in_every_step_too():
     assert run.computed == 1
 
 
+class CheapLater(AdaptiveClip):
+    "Pays for its count as it should, for 150 steps."
+    t = 0
+
+    def update(self, norms, generator=None):
+        usual = self.bit_sigma
+        self.t += 1
+        self.bit_sigma = usual if self.t < 150 else usual/10
+        super().update(norms, generator)
+        self.bit_sigma = usual
+
+
+def test_what_a_clip_learns_is_weighed_again_after_200_steps():
+    run = Trainer(linear(), toy(12), plan_of(), clip=CheapLater(4., bit_sigma=4.))
+    run._t = run.clip.t = 200
+    with pytest.raises(ValueError, match="with too little noise"):
+        run.step()
+    assert run.computed == 0
+
+
 def test_a_falling_plan_is_proved_again_with_the_noise_of_its_step():
     "Step 200 was refused once: the schedule's own noise looked too small."
     run = Trainer(linear(), toy(12), FALLING, clip=ScheduledClip([1.]*300, FALLING))
