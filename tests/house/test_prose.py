@@ -89,7 +89,7 @@ ELSEWHERE = {  # worked out in the sentence, read off a figure or a record, or r
     "01_definition": "26.9 0.004 1.86 0.045 1.5", "02_by_hand": "2.4 0.04",
     "03_cost": "0.86 2.2 4.2 3.6", "04_sampling": "7.82 .96 5.95 0.0085 12.2",
     "06_normalization": "71.2 0.002 0.0035", "07_fast_gradients": "3.7 1.39 1.57",
-    "08_clipping": "0.04 3.95 0.08 4.7 1.6 1.105 46.94"}
+    "08_clipping": "0.04 3.95 0.08 4.7 1.105 46.94"}
 
 
 def decimals(text):
