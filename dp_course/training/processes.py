@@ -280,12 +280,22 @@ class ProcessTrainer(Trainer):
         b:int,    # examples in the whole batch
     ):            # sum over all shards; norms (l,b), in the order of the batch
         "Sum the gradients of all processes, and collect all norms."
-        flat = self.peers.all_sum(torch.cat([g.double().flatten() for g in total.values()]))
-        parts = flat.split([g.numel() for g in total.values()])
+        told = self._told_of_clip()
+        wide = [g.double().flatten() for g in total.values()]
+        flat = self.peers.all_sum(torch.cat([*wide, wide[0].new_tensor([told])]))
+        *parts, said = flat.split([*map(len, wide), 1])
+        if said.item() != told*self.peers.world:
+            raise ValueError(f"the processes clip otherwise by now, {self.clip} here: one's noise "
+                             "would not cover another's sum. Thresholds follow the same norms and "
+                             "coins on devices of one kind; start all again with --resume")
         summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
         wide = norms.new_zeros(len(norms), b)
         wide[:, low:low + norms.shape[1]] = norms
         return summed, self.peers.all_reduce(wide)
+
+    def _told_of_clip(self):  # an integer of 32 bits, as a float
+        "What stands for the clip as it is by now."
+        return float(int(hashlib.sha256(repr(_told(self.clip)).encode()).hexdigest()[:8], 16))
 
     def _digest(self, things):
         "The first process's: should the last bit of a sum differ, the noise still must not."

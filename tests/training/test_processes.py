@@ -21,6 +21,7 @@ from dp_course.cli import Job, make_config, train
 from dp_course.cli.main import main
 from dp_course.data import Examples, Views, multiplicity
 from dp_course.gradients import (
+    AdaptiveClip,
     FlatClip,
     bf16_engine,
     fast_grad_sum,
@@ -392,6 +393,20 @@ def test_process_0_writes_what_all_of_them_save_and_release(tmp_path):
     assert load_release(tmp_path/"0.pt", network()) == zero.statement()
     again = make(Peers(), pictures(), a_plan(), clip=FlatClip(.8))
     assert again.load(tmp_path/"0.checkpoint").t == 2
+
+
+def test_a_threshold_that_drifts_apart_is_noticed_before_a_sum_is_noised():
+    "On a GPU and a CPU the coins of a count are others: one's threshold rose, the other's noise fell."
+    def work(peers):
+        def drift(trainer):
+            trainer.clip.max_norm *= 1 + 1e-9*peers.rank
+        clip = AdaptiveClip(10., bit_sigma=5.)
+        run = make(peers, pictures(), a_plan(), clip=clip, callbacks=[drift]).step()
+        with pytest.raises(ValueError, match="clip otherwise by now"):
+            run.step()
+        return run.computed
+
+    assert in_threads(2, work) == [1, 1]
 
 
 def test_a_secret_seed_is_shared_and_stays_secret():
