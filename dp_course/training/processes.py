@@ -285,9 +285,10 @@ class ProcessTrainer(Trainer):
         flat = self.peers.all_sum(torch.cat([*wide, wide[0].new_tensor([told])]))
         *parts, said = flat.split([*map(len, wide), 1])
         if said.item() != told*self.peers.world:
-            raise ValueError(f"the processes clip otherwise by now, {self.clip} here: one's noise "
-                             "would not cover another's sum. Thresholds follow the same norms and "
-                             "coins on devices of one kind; start all again with --resume")
+            raise ValueError("the processes do not hear each other, or clip otherwise by now, "
+                             f"{self.clip} here: one's noise would not cover another's sum. "
+                             "Thresholds follow the same norms and coins on devices of one kind; "
+                             "start all again with --resume")
         summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
         wide = norms.new_zeros(len(norms), b)
         wide[:, low:low + norms.shape[1]] = norms

@@ -396,7 +396,7 @@ def test_process_0_writes_what_all_of_them_save_and_release(tmp_path):
 
 
 def test_a_threshold_that_drifts_apart_is_noticed_before_a_sum_is_noised():
-    "On a GPU and a CPU the coins of a count are others: one's threshold rose, the other's noise fell."
+    "A GPU's coins are not a CPU's: one's threshold rose, and the other's noise fell."
     def work(peers):
         def drift(trainer):
             trainer.clip.max_norm *= 1 + 1e-9*peers.rank
