@@ -943,6 +943,15 @@ def test_left_counts_the_steps_that_fit():
     assert book.left(q=.04, sigma=1.6138, most=100) == 0
 
 
+def test_what_fits_the_plan_fits_at_its_own_delta_by_its_own_accountant():
+    "Elsewhere the plan's eps is no bound: at a smaller delta it would be said too low."
+    plan = PrivacyPlan(n=1000, batch_size=100, steps=20, eps=2., delta=1e-4)
+    book = plan.budget().post("steps", q=plan.q, sigma=plan.sigma, steps=20)
+    assert 1.9 < book.epsilon() <= 2. < book.epsilon(accountant=RDPAccountant)
+    stricter = epsilon(q=plan.q, sigma=plan.sigma, steps=20, delta=1e-8)
+    assert book.epsilon(1e-8) == pytest.approx(stricter) and stricter > 2.5
+
+
 def test_budgets_join_and_never_forget():
     ours = Budget(eps=3, delta=1e-5).post("steps", q=.04, sigma=2., steps=9).post("a", sigma=30.)
     theirs = Budget(eps=3, delta=1e-5).post("steps", q=.04, sigma=2., steps=5).post("b", sigma=9.)
