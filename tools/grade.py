@@ -26,6 +26,7 @@ import nbformat
 ROOT = assign.ROOT
 NO_DATA = "cannot be verified on this machine"  # as in assignments/leaderboard.py
 BIG = 100*2**20  # bytes: larger files are not copied
+UNREADABLE = "nbgrader cannot read it: is it a notebook?"
 ZERO = dict(cells=[], seconds=0.)
 STUB = r"# YOUR CODE HERE\n\s*\.\.\.\s*$"  # what stands in an answer that nobody has written
 
@@ -38,7 +39,7 @@ def find(folder):
     found, known = {}, "|".join(assign.names())
     for path in sorted(Path(folder).rglob("*.ipynb")):
         parts = path.relative_to(folder).parts
-        if ".ipynb_checkpoints" in parts or path.is_symlink():
+        if any(part.startswith(".") for part in parts) or path.is_symlink() or not path.is_file():
             continue
         flat = re.fullmatch(rf"(.+?)[-_ ]({known})\.ipynb", parts[0])
         if len(parts) == 1 and flat:                                     # ada_a1.ipynb
@@ -49,6 +50,13 @@ def find(folder):
             continue
         found[re.sub(r"[^\w.@-]", "_", who).strip("."), name] = path
     return found
+
+
+def ignored(folder, found):
+    "Notebooks that are graded under nobody's name."
+    paths = {path.relative_to(folder) for path in Path(folder).rglob("*.ipynb")}
+    paths -= {path.relative_to(folder) for path in found.values()}
+    return sorted(str(path) for path in paths if not any(p.startswith(".") for p in path.parts))
 
 
 def collect(path, to, alone):
@@ -75,13 +83,12 @@ def tame(
     given,  # notebook, as it was handed out
 ):
     "Keep a notebook's cells and nothing else; prose that is not ours is shown as it was typed."
-    try:
-        cells = nbformat.read(path, 4).cells
-    except Exception:  # no notebook: nbgrader will say so
-        return
+    # whatever is raised: it is no notebook
+    cells = nbformat.reads(path.read_text(encoding="utf-8-sig"), 4).cells
     ours = nbformat.read(given, 4).cells
     prose = {cell.source for cell in ours if cell.cell_type == "markdown"}
     known = {cell.metadata.nbgrader.grade_id for cell in ours if "nbgrader" in cell.metadata}
+    last = {cell.metadata.get("nbgrader", {}).get("grade_id"): cell for cell in cells}  # of copies
     kept = []
     for cell in cells:
         told = cell.metadata.get("nbgrader", {})
@@ -90,10 +97,25 @@ def tame(
         else:
             text = cell.source if cell.source in prose else as_typed(cell.source)
             kept.append(nbformat.v4.new_markdown_cell(text))
-        if told.get("grade_id") in known:
+        if told.get("grade_id") in known and last[told.grade_id] is cell:
             kept[-1].metadata = {"nbgrader": told}
     kernel = dict(name="python3", display_name="Python 3", language="python")
-    nbformat.write(nbformat.v4.new_notebook(cells=kept, metadata={"kernelspec": kernel}), path)
+    book = nbformat.v4.new_notebook(cells=kept, metadata={"kernelspec": kernel})
+    path.write_text(nbformat.writes(book), encoding="utf-8")
+
+
+def take(course, who, name, path, alone):
+    "Copy a submission into the course; what is wrong with it, empty if nothing."
+    _clear(course, who, name)
+    place = course/"submitted"/who/name
+    try:
+        collect(path, place, alone)
+        mine = (place/path.name).rename(place/f"{name}.ipynb")
+        tame(mine, course/"release"/name/f"{name}.ipynb")
+    except Exception:
+        more = f" It is larger than {BIG >> 20} MB."*(path.stat().st_size > BIG)
+        return UNREADABLE + more
+    return _autograde(course, who, name, None)
 
 
 # --- the sandbox
@@ -132,7 +154,7 @@ class Sandbox:
         deadline = time.monotonic() + self.limits["seconds"] + 20
         while not result.exists() and time.monotonic() < deadline:
             time.sleep(.02)
-        found = json.loads(result.read_text()) if result.exists() else {
+        found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {
             **ZERO, "why": "its supervisor was killed"}
         shutil.rmtree(place, ignore_errors=True)
         return found
@@ -234,9 +256,9 @@ def _autograde(course, who, name, execute):
     try:
         assign.convert(Autograde, config, autograde_preprocessors=steps)
     except RuntimeError:
-        return "nbgrader cannot read it: is it a notebook?"
+        return UNREADABLE
     path = course/"autograded"/who/name/f"{name}.ipynb"
-    return "" if path.exists() else "nbgrader cannot read it"
+    return "" if path.exists() else UNREADABLE
 
 
 def _zero(course, who, name):
@@ -261,11 +283,18 @@ def scores(course, who, name):
 
 
 def _note(course, who, name, why):
-    "What to say of a submission: what went wrong, and which questions were not attempted."
+    "What to say of a submission: what went wrong, and which questions ended in no points, and why."
     cells = nbformat.read(course/"autograded"/who/name/f"{name}.ipynb", 4).cells
-    blank = [cell.metadata.nbgrader.grade_id.split("-")[-1] for cell in cells if is_graded(cell)
-             and any(o.get("ename") == "NotAttempted" for o in cell.outputs)]
-    return "; ".join(filter(None, (why, blank and f"not attempted: {', '.join(blank)}")))
+    ended = {question: "its cell is missing" for question, *_ in scores(course, who, name)}
+    for cell in filter(is_graded, cells):
+        errors = [o.ename for o in cell.outputs if o.output_type == "error"]
+        ended[cell.metadata.nbgrader.grade_id] = errors[0] if errors else ""
+    found = {}
+    for question, said in ended.items():
+        said = {"NotAttempted": "not attempted", "NotRun": ""}.get(said, said)
+        found.setdefault(said, []).append(question.split("-")[-1])
+    said = [f"{said}: {', '.join(asked)}" for said, asked in found.items() if said]
+    return "; ".join(filter(None, (why, *said)))
 
 
 def _feedback(course, who, name):
@@ -297,13 +326,8 @@ def grade(folder, out, jobs=2, limits={}, boxed=True, feedback=True, say=print):
     course = assign.make_course(Path(out)/"course", only=asked)
     flat = {path.parent for path in found.values()} & {Path(folder)}
     notes, runs = {}, {}
-    for (who, name), path in found.items():
-        _clear(course, who, name)
-        collect(path, course/"submitted"/who/name, path.parent in flat)
-        mine = course/"submitted"/who/name/f"{name}.ipynb"
-        mine.with_name(path.name).rename(mine)
-        tame(mine, course/"release"/name/f"{name}.ipynb")
-        notes[who, name] = _autograde(course, who, name, None)
+    for key, path in found.items():
+        notes[key] = take(course, *key, path, path.parent in flat)
     readable = [key for key in found if not notes[key]]
     fresh = {name: assign.fresh_cells(name) for name in asked}
     sandbox = Sandbox(limits, boxed)
@@ -329,7 +353,7 @@ def grade(folder, out, jobs=2, limits={}, boxed=True, feedback=True, say=print):
         elif feedback:
             notes[key] = "; ".join(filter(None, (notes[key], _feedback(course, *key))))
         rows.append((*key, scores(course, *key), notes[key]))
-    write_tables(rows, Path(out))
+    write_tables(rows, Path(out), ignored(folder, found))
     return rows
 
 
@@ -364,7 +388,7 @@ def by_student(rows):
                "; ".join(missing)]
 
 
-def write_tables(rows, out):
+def write_tables(rows, out, ignored=()):
     "students.csv and grades.md, a line per student; grades.csv, a line per question."
     lines = [["student", "assignment", "question", "points", "of", "note"]]
     for who, name, grades, note in rows:
@@ -378,6 +402,9 @@ def write_tables(rows, out):
                  for who, name, grades, note in rows]
     text = [*_in_markdown(students[0], students[1:]), "",
             *_in_markdown(["student", "assignment", "points by question", "note"], questions)]
+    if ignored:
+        text += ["", "Not graded, since no name says whose they are, or another one has the same name:", "",
+                 *(f"- {path}" for path in ignored)]
     (out/"grades.md").write_text("\n".join(text) + "\n", encoding="utf-8")
 
 

@@ -15,18 +15,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 
 import grade_box
-from grade_student import Channel, Stopped, _error, _make_shell, encode, run_cell  # noqa: F401
+from grade_student import (  # noqa: F401
+    ANSWER,
+    Channel,
+    Stopped,
+    _error,
+    _make_shell,
+    encode,
+    run_cell,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = dict(seconds=300, cell_seconds=60, memory_mb=3000, file_mb=200, text=20_000)
-MOST = 8*2**20    # bytes of outputs from one notebook
-LARGE = 64*2**20  # bytes of one answer
-RESTARTS = 3      # of a student's process that ended before its cells had run
+MOST = 8*2**20  # bytes of outputs from one notebook
+RESTARTS = 3  # of a student's process that ended before its cells had run
 HIDDEN = "### BEGIN HIDDEN TESTS"
 KIT = ("kit", "lab", "leaderboard")  # what students have, too
 
@@ -87,12 +95,18 @@ def shown_output(said):
     return dict(output_type="display_data", data=data, metadata={})
 
 
-def raised(kind, told):
-    "An exception of the same name; only Python's own plain ones are of the same type."
-    own = getattr(builtins, kind, None)
+def raised(kind, told, base=""):
+    "An exception of the same name; only Python's own plain ones are of the same type, or its base."
+    own = getattr(builtins, base or kind, None)
     plain = isinstance(own, type) and issubclass(own, Exception) and own.__init__ in (
         Exception.__init__, ValueError.__init__, NameError.__init__)
-    return (own if plain else type(kind[:80], (Exception,), {}))(told[:500])
+    own = own if plain else Exception
+    return (own if own.__name__ == kind else type(kind[:80], (own,), {}))(told[:500])
+
+
+def no_alarm():
+    "A check sets no alarm: its call would end here, and the next one would read this one's answer."
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 class Remote:
@@ -103,6 +117,8 @@ class Remote:
     def __call__(self, *args):
         import torch
         judge, began = self.judge, time.monotonic()
+        if judge.seconds_left() <= 0:
+            judge.slow = "TooMuch", "more time than a question may take"
         if judge.slow:  # it would be interrupted again: the time is for the questions after this
             raise raised(*judge.slow)
         said = judge.ask("call", self.__name__, args, torch.initial_seed(), judge.seconds_left())
@@ -128,12 +144,13 @@ class Judge:
             InteractiveShell.clear_instance()  # of the process before this one
             self.shell = _make_shell()
 
-    def ask(self, *message, most=LARGE):
+    def ask(self, *message, most=2*ANSWER):
         self.channel.send(self.dumps(message))
         return json.loads(self.channel.receive(most))
 
     def seconds_left(self):
-        return max(2, self.limits["cell_seconds"] - self.used)
+        "Of the processor; three times as many of the clock."
+        return self.limits["cell_seconds"] - self.used/3
 
     def hidden(self, code):
         "Run a hidden check: outputs, and the points that it ends in."
@@ -266,7 +283,8 @@ def supervise(job):
             cells.append(dict(outputs=[_error("Ended", why)], value=None, ended=True))
     result = dict(cells=cells, why="; ".join(whys), seconds=round(time.monotonic() - began, 2))
     written = Path(job["result"] + ".part")
-    written.write_text(json.dumps(result))
+    text = json.dumps(result, ensure_ascii=False)
+    written.write_bytes(text.encode(errors="replace"))  # half a character can be printed
     written.rename(job["result"])
 
 
@@ -293,7 +311,12 @@ def serve():
                 break
         if not os.fork():
             try:
-                supervise(json.loads(line))
+                job = json.loads(line)
+                patience = threading.Timer(job["limits"]["seconds"] + 10, os._exit, (1,))
+                patience.daemon = True  # should an answer keep the judge himself busy
+                patience.start()
+                no_alarm()
+                supervise(job)
             except BaseException:
                 traceback.print_exc()
             finally:

@@ -4,6 +4,7 @@
 """
 import base64
 import json
+import numbers
 import os
 import pickle
 import resource
@@ -14,7 +15,10 @@ import struct
 import sys
 import time
 import traceback
+from decimal import Decimal
 from pathlib import Path
+
+ANSWER = 2**20  # bytes of one answer; the largest that a check asks for have a tenth of it
 
 
 class TooMuch(Exception):
@@ -215,19 +219,27 @@ class _Ready:
 
 
 def encode(x):
-    "An answer as plain data for JSON: numbers, text, lists, tuples, dicts, tensors, arrays."
+    """An answer as plain data for JSON: numbers, text, lists, tuples, dicts, tensors, arrays.
+
+    What is of a kind of its own, a named tuple or a fraction, is sent as what it is made of."""
     import numpy as np
     import torch
     if x is None or type(x) in (bool, int, float, str):
         return x
     if x is Ellipsis or x is NotImplemented:
         return {"word": "..." if x is Ellipsis else "NotImplemented"}
-    if type(x) in (list, tuple):
-        return {type(x).__name__: list(map(encode, x))}
-    if type(x) is dict:
+    if isinstance(x, (list, tuple)):
+        return {"list" if isinstance(x, list) else "tuple": list(map(encode, x))}
+    if isinstance(x, dict):
         return {"dict": [[encode(key), encode(value)] for key, value in x.items()]}
     if isinstance(x, np.generic):
         return encode(x.item())
+    if isinstance(x, str):
+        return str.__str__(x)
+    if isinstance(x, numbers.Integral):
+        return int(x)
+    if isinstance(x, (numbers.Real, Decimal)):
+        return float(x)
     if isinstance(x, np.ndarray):
         return {"array": encode(torch.from_numpy(np.ascontiguousarray(x)).reshape(x.shape))}
     if isinstance(x, torch.Tensor):
@@ -256,9 +268,12 @@ def answer(shell, name, args, seed, seconds):
         if name not in shell.user_ns:
             raise NameError(f"{name!r} is not defined")
         said = {"value": encode(shell.user_ns[name](*args))}
+        if len(json.dumps(said)) > ANSWER:
+            raise TooMuch(f"more than {ANSWER:,} bytes in one answer")
     except BaseException as error:
-        told = str(error)[:300]
-        said = {"raised": [type(error).__name__, told + line_of(error)]}
+        kind, told = type(error), str(error)[:300]
+        plain = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
+        said = {"raised": [kind.__name__, told + line_of(error), plain]}
     finally:
         _alarm(0)
         sys.stdout = sys.stderr = None

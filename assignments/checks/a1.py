@@ -7,6 +7,9 @@ from checks import SEED, points  # noqa: F401  (for the notebook)
 from dp_course.exercises import Trial, above, below, gap
 
 
+AGAIN = "draw from the generator as it is: started anew from its seed it repeats its noise"
+
+
 def uniform(trial, low, high):
     "A number between two bounds, from the trial's own generator."
     return low + (high - low)*torch.rand((), generator=trial.generator).item()
@@ -95,6 +98,13 @@ def check_debias(your_function, seed=None):
     return trial.card()
 
 
+def used_generator(seed):
+    "A generator from which some numbers were drawn: its seed is known, its next numbers are new."
+    generator = torch.Generator().manual_seed(seed)
+    torch.rand(9, generator=generator)
+    return generator
+
+
 def _answers(trial, values, high, eps, runs):
     got = [float(trial(values, high, eps, trial.fresh_generator())) for _ in range(runs)]
     return torch.tensor(got, dtype=torch.float64)
@@ -138,11 +148,11 @@ def check_noisy_sum(your_function, seed=None):
         "`high/eps*(a - b)`."))
     values = torch.rand(20, generator=trial.generator)*3
     with trial.holds("values within the bounds"):
-        sizes = [_judged(trial, values, 3., 1., values.sum().item())]
+        sizes = [_judged(trial, values, 10., 1., values.sum().item())]
     with trial.holds("other bounds and another eps"):
         sizes.append(_judged(trial, 10*values, 30., .25, 10*values.sum().item()))
     with trial.holds("people who exaggerate, in both directions"):
-        wild = torch.tensor([1e6, -1e3, 2., 1.])
+        wild = torch.cat([torch.tensor([1e6, -1e3, 2., 1.]), torch.zeros(36)])
         sizes.append(_judged(trial, wild, 5., 2., 8.))
     with trial.holds("nobody at all: noise all the same"):
         sizes.append(_judged(trial, torch.zeros(0), 1., 1., 0.))
@@ -153,11 +163,20 @@ def check_noisy_sum(your_function, seed=None):
                    f"half of {len(pooled)} answers lie within {median:.3f} scales",
                    "the noise has the right size but another shape: Laplace, for a pure eps",
                    leaks=True)
+        least = math.log(len(pooled)/11.5)  # chance stays below it once in 100,000 times
+        trial.need(pooled.max() > least, f"no noise of {len(pooled)} is larger than "
+                   f"{pooled.max().item():.3g} scales", "noise that ends somewhere tells some "
+                   "neighbours apart for sure: Laplace noise has no end", leaks=True)
+        mean, room = pooled.mean().item(), 4.4/math.sqrt(len(pooled))
+        trial.need(abs(mean - 1) < room, f"over all runs the noise is {mean:.3f} times as large "
+                   "as it should be", "the scale is high/eps, no less", leaks=mean < 1)
     with trial.holds("all randomness comes from the generator"):
         pair = [float(trial(values, 3., 1., torch.Generator().manual_seed(s))) for s in (7, 7, 8)]
         trial.need(pair[0] == pair[1] != pair[2], f"seeds 7, 7, 8 gave {pair}",
                    "pass generator=generator to torch.rand: two runs on one seed must agree",
                    leaks=pair[0] == pair[2])
+        later = float(trial(values, 3., 1., used_generator(7)))
+        trial.need(later != pair[0], "the same noise again", AGAIN, leaks=True)
     return trial.card()
 
 

@@ -49,6 +49,10 @@ def check_ledger_epsilon(your_function, seed=None):
                                            for e in set(map(tuple, entries))),
             "the digest alone does not make a look: stream and step do, too":
                 by(lambda entry: entry[5]),
+            "rate and noise belong to a look as its stream does":
+                by(lambda entry: (entry[0], *entry[3:])),
+            "eps is asked for at the `delta` that is given": lambda entries, delta: truth(
+                entries, 1e-5),
             "every entry has its own noise": lambda entries, delta: cost(
                 [tuple(entries[0][1:3])]*len(set(map(tuple, entries))), delta)})
 
@@ -64,6 +68,11 @@ def check_ledger_epsilon(your_function, seed=None):
     with trial.holds("a stream used twice, for something else"):
         other = [[*entry[:5], "other"] for entry in run(4)]
         trial.same(truth, run() + other, 1e-5)
+    with trial.holds("looks that differ from one another in one thing alone"):
+        one = ["training steps", .2, 2., "a.0", 0, "a"]
+        changes = enumerate(("a mean", .3, 3., "b.0", 1, "b"))
+        looks = [one] + [one[:i] + [other] + one[i+1:] for i, other in changes]
+        trial.same(truth, run() + looks, 1e-6)
     with trial.holds("a noisy mean beside the steps"):
         trial.same(truth, run() + [["mean", 1., 4., "m.0", 0, "m"]], 1e-5)
     with trial.holds("an empty ledger"):

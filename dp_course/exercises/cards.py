@@ -14,6 +14,7 @@ import html
 import io
 import json
 import math
+import numbers
 import os
 import random
 import re
@@ -24,6 +25,7 @@ import traceback
 import types
 import warnings
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,8 @@ def _plain(x):
                        (float, lambda x: float.__add__(x, 0.))):
         if isinstance(x, kind):
             return x if type(x) in (kind, bool) else same(x)
+    if isinstance(x, (numbers.Real, Decimal)) and not isinstance(x, np.generic):
+        return float(x)
     if isinstance(x, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return x if type(x) in (torch.Tensor, torch.nn.Parameter) else x.as_subclass(

@@ -12,10 +12,15 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections import OrderedDict, namedtuple
 from dataclasses import replace
+from decimal import Decimal
+from enum import Enum, IntEnum
+from fractions import Fraction
 from pathlib import Path
 
 import nbformat
@@ -512,6 +517,7 @@ def graded(copies, tmp_path_factory):
     with_cells(copies, folder, "good", kind="solution")
     with_cells(copies, folder, "zz_last", kind="solution")
     with_cells(copies, folder, "blank")
+    with_cells(copies, folder, "other_name", answer="def leaks(p):\n    pass", kind="solution")
     (folder/"garbage").mkdir()
     (folder/"garbage/a1.ipynb").write_text("{not JSON")
     (folder/"late_a1.ipynb").write_text((folder/"good/a1.ipynb").read_text())
@@ -539,6 +545,7 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
     for who in ("crashes", "leaves", "leaves_inside"):
         assert "signal" in notes[who] or "ended itself" in notes[who]
     assert notes["blank"] == "not attempted: 1, 2, 3, 4, 5"
+    assert notes["other_name"] == "NameError: 1" and got["other_name", "a1"] == 16
     assert "not attempted" in (out/"course/feedback/blank/a1/a1.html").read_text()
     page = (out/"course/feedback/leaves_inside/a1/a1.html").read_text()
     assert "the process ended itself" in page and "properties" in page
@@ -685,9 +692,71 @@ def test_prose_of_a_students_is_shown_as_it_was_typed(tmp_path):
     assert [cell.source for cell in book.cells[2:]] == [grade.as_typed(SCRIPTS)]*2 + [SCRIPTS]
     assert grade.as_typed("a ```` b") == "```````text\na ```` b\n```````"
     assert list(book.metadata) == ["kernelspec"]
-    (tmp_path/"hers.ipynb").write_text("{garbage")
+
+
+def with_a_cell(change):
+    "The text of a notebook whose one cell is changed."
+    cell = dict(cell_type="code", metadata={}, source="", outputs=[], execution_count=None, id="a")
+    change(cell)
+    return json.dumps(dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=5))
+
+
+STRANGE = {
+    "no JSON": "{garbage", "nothing": "", "a list": "[]", "null": "null", "deep": "["*100_000,
+    "no cells": '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": null}',
+    "a word for a cell": '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": ["x"]}',
+    "nbgrader is null": with_a_cell(lambda cell: cell["metadata"].update(nbgrader=None)),
+    "nbgrader is a list": with_a_cell(lambda cell: cell["metadata"].update(nbgrader=[1])),
+    "an id is a list": with_a_cell(lambda cell: cell["metadata"].update(nbgrader={"grade_id": []})),
+    "no metadata": with_a_cell(lambda cell: cell.pop("metadata")),
+    "no type": with_a_cell(lambda cell: cell.pop("cell_type")),
+    "no source": with_a_cell(lambda cell: cell.pop("source")),
+    "a source of numbers": with_a_cell(lambda cell: cell.update(source=5)),
+    "half a character": with_a_cell(lambda cell: cell.update(source="\ud800")),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_strange_notebook_stops_no_class(tmp_path, monkeypatch):
+    "It is called unreadable, and no part of it goes on."
+    monkeypatch.setattr(grade, "BIG", 10**5)
+    release = tmp_path/"course/release/a1"
+    release.mkdir(parents=True)
+    nbformat.write(nbformat.v4.new_notebook(), release/"a1.ipynb")
+    for what, text in {**STRANGE, "large": "{" + " "*10**5}.items():
+        (tmp_path/"a1.ipynb").write_text(text)
+        said = grade.take(tmp_path/"course", "ada", "a1", tmp_path/"a1.ipynb", True)
+        assert said.startswith(grade.UNREADABLE), what
+    assert "larger than" in said
+
+
+def test_what_is_graded_under_nobodys_name_is_listed(tmp_path):
+    names = ["ada/a1.ipynb", "ada/a1 (1).ipynb", "bob/A1.ipynb", "b_c/a1.ipynb", "b c/a1.ipynb",
+             "._x_a1.ipynb", ".git/a1.ipynb", "eve_a2.ipynb"]
+    for name in names:
+        (tmp_path/name).parent.mkdir(exist_ok=True)
+        (tmp_path/name).touch()
+    (tmp_path/"mallory/a1.ipynb").mkdir(parents=True)
+    os.mkfifo(tmp_path/"mallory/a2.ipynb")
+    found = grade.find(tmp_path)
+    assert set(found) == {("ada", "a1"), ("b_c", "a1"), ("eve", "a2")}
+    lost = ["ada/a1 (1).ipynb", "b c/a1.ipynb", "bob/A1.ipynb", "mallory/a1.ipynb",
+            "mallory/a2.ipynb"]
+    assert grade.ignored(tmp_path, found) == lost
+    grade.write_tables([], tmp_path, lost)
+    assert "- bob/A1.ipynb" in (tmp_path/"grades.md").read_text()
+
+
+def test_of_a_copied_cell_the_last_one_is_graded(tmp_path):
+    "Also where an editor has put a mark of byte order at the beginning."
+    told = {"nbgrader": {"grade_id": "q1", "grade": True}}
+    cells = [nbformat.v4.new_code_cell(text, metadata=told) for text in ("x = 1", "x = 2")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells[:1]), tmp_path/"given.ipynb")
+    text = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+    (tmp_path/"hers.ipynb").write_text("\ufeff" + text, encoding="utf-8")
     grade.tame(tmp_path/"hers.ipynb", tmp_path/"given.ipynb")
-    assert (tmp_path/"hers.ipynb").read_text() == "{garbage"
+    kept = nbformat.read(tmp_path/"hers.ipynb", 4).cells
+    assert [dict(cell.metadata) for cell in kept] == [{}, told]
 
 
 def test_what_would_run_is_seen():
@@ -872,6 +941,13 @@ def test_answers_travel_as_plain_data():
     assert torch.equal(got[7]["w"], x) and torch.equal(got[7][3], x.bfloat16())
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got[8:11], given[8:11]))
     assert got[11] == 2. and (got[12] == given[12]).all()
+    class Word(str, Enum):
+        noise = "noise"
+    Pair, Two = namedtuple("Pair", "W b"), IntEnum("Two", {"two": 2})
+    own = [Pair(x, [1]), OrderedDict(w=1.), Fraction(1, 4), Decimal("inf"), Word.noise, Two.two]
+    got = grade_sandbox.decode(json.loads(json.dumps(grade_sandbox.encode(own))))
+    assert torch.equal(got[0][0], x) and type(got[0]) is tuple
+    assert got[1:] == [{"w": 1.}, .25, math.inf, "noise", 2]
     strange = grade_sandbox.decode(grade_sandbox.encode(object()))
     assert repr(strange) == "an object of type object"
     short = {"tensor": "AAAA", "dtype": "float32", "shape": [7]}
@@ -886,7 +962,7 @@ def test_a_function_that_was_interrupted_is_not_called_again():
         slow, used, asked = None, 0., 0
 
         def seconds_left(self):
-            return 9
+            return 9 - self.used
 
         def ask(self, *message):
             self.asked += 1
@@ -896,6 +972,49 @@ def test_a_function_that_was_interrupted_is_not_called_again():
         with pytest.raises(Exception, match="more time than a cell may take"):
             grade_sandbox.Remote(judge, "leak")(.5)
     assert judge.asked == 1
+    judge.slow, judge.used = None, 10.  # many short calls
+    with pytest.raises(Exception, match="more time than a question may take"):
+        grade_sandbox.Remote(judge, "leak")(.5)
+    assert judge.asked == 1
+
+
+def test_a_slow_answer_is_waited_for(monkeypatch):
+    "Were the judge's call cut off by an alarm, its answer would be taken for the next one's."
+    monkeypatch.setattr(exercises, "_SECONDS", .02)
+    usual = signal.getsignal(signal.SIGALRM)
+    try:
+        grade_sandbox.no_alarm()
+        trial = exercises.Trial(lambda: time.sleep(.1) or 1., "check")
+        assert trial() == 1.
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+
+
+def test_an_answer_has_an_end(monkeypatch):
+    "Lists of millions keep the judge busy, not the student."
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+
+    class Shell:
+        user_ns = dict(long=lambda: [0]*10**6, huge=lambda: 10**5000, fine=lambda: [0]*10**5)
+    kinds = [grade_student.answer(Shell, name, (), 0, 9).get("raised", [""])[0]
+             for name in Shell.user_ns]
+    assert kinds == ["TooMuch", "ValueError", ""]
+
+
+def test_what_travels_to_a_student_holds_no_answer_to_another_question(monkeypatch):
+    "Functions among the arguments are sent with all that they refer to."
+    import cloudpickle
+    sent = []
+    monkeypatch.setattr(exercises.Trial, "__call__", lambda trial, *args: sent.append(args) or 2.)
+    a2.check_calibrate(lambda *args: 2., 0)
+    cloudpickle.register_pickle_by_value(a2)
+    try:
+        for args in sent:
+            assert not re.search(rb"converted|sampled|gaussian", cloudpickle.dumps(args))
+    finally:
+        cloudpickle.unregister_pickle_by_value(a2)
+    assert len(sent) == 4
 
 
 def test_what_was_too_slow_in_sight_is_not_checked():
@@ -911,6 +1030,8 @@ def test_errors_keep_their_names():
         again = grade_sandbox.raised(type(error).__name__, str(error))
         assert type(again).__name__ == type(error).__name__ and str(again) == str(error)
     assert isinstance(grade_sandbox.raised("ValueError", ""), ValueError)
+    own = grade_sandbox.raised("CannotPay", "x", "ValueError")
+    assert isinstance(own, ValueError) and type(own).__name__ == "CannotPay"
     assert isinstance(grade_sandbox.raised("UnicodeDecodeError", "x"), Exception)
     assert isinstance(grade_sandbox.raised("SystemExit", "x"), Exception)
 
