@@ -205,8 +205,8 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
                                "(len(t) + 1)//2, generator=g).repeat(2)[:len(t)])/b"),
         "uniform": ("another shape", "lambda t, c, s, b, g: (t + s*c*12**.5*(torch.rand(t.shape, "
                     "generator=g) - .5))/b"),
-        "always the same": ("draw it from `generator`", "lambda t, c, s, b, g: (t + s*c*torch.randn("
-                            "t.shape, generator=torch.Generator().manual_seed(0)))/b")},
+        "always the same": ("draw it from `generator`", "lambda t, c, s, b, g: (t + s*c*torch."
+                            "randn(t.shape, generator=torch.Generator().manual_seed(0)))/b")},
     "check_loop_sum": {
         "W and b apart": ("not one each", "lambda *a: a3.sums(*a, joint=False)"),
         "clipped after adding up": ("before adding up", "lambda *a: a3._batch_clip(*a)"),

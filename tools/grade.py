@@ -403,7 +403,7 @@ def write_tables(rows, out, ignored=()):
     text = [*_in_markdown(students[0], students[1:]), "",
             *_in_markdown(["student", "assignment", "points by question", "note"], questions)]
     if ignored:
-        text += ["", "Not graded, since no name says whose they are, or another one has the same name:", "",
+        text += ["", "Not graded: no name says whose they are, or another has the same.", "",
                  *(f"- {path}" for path in ignored)]
     (out/"grades.md").write_text("\n".join(text) + "\n", encoding="utf-8")
 

@@ -4,8 +4,7 @@ import math
 import torch
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from dp_course.exercises import Trial, above, below, gap
-
+from dp_course.exercises import Trial, above, below
 
 AGAIN = "draw from the generator as it is: started anew from its seed it repeats its noise"
 
@@ -13,14 +12,6 @@ AGAIN = "draw from the generator as it is: started anew from its seed it repeats
 def uniform(trial, low, high):
     "A number between two bounds, from the trial's own generator."
     return low + (high - low)*torch.rand((), generator=trial.generator).item()
-
-
-def judge_case(trial, truth, slips, *args):
-    "One case; the diagnosis is the slip that gives this very answer."
-    got, want = trial(*args), truth(*args)
-    found = gap(got, want, 1e-3)
-    named = (text for text, slip in slips.items() if not gap(got, slip(*args), 1e-4))
-    trial.need(not found, found, next(named, "") if found else "")
 
 
 def check_leak(your_function, seed=None):
