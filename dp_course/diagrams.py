@@ -17,6 +17,10 @@ _ARROWHEAD = ('<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" mar
               'markerHeight="7" orient="auto"><path d="M0 0L10 5L0 10z"/></marker></defs>')
 
 
+def _title_line(title):
+    return f'<text x="4" y="-9" font-size="14" font-weight="bold">{html.escape(title)}</text>'
+
+
 class Diagram:
     "Shapes on a white sheet."
     def __init__(
@@ -65,9 +69,8 @@ class Diagram:
         head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -26 {self.width} {tall}" '
                 f'width="{self.width}" height="{tall}" font-family="sans-serif" role="img">')
         sheet = f'<rect x="0" y="-26" width="{self.width}" height="{tall}" fill="white"/>'
-        name = f'<text x="4" y="-9" font-size="14" font-weight="bold">{title}</text>'
-        inside = "\n".join(self.parts)
-        return f"{head}<title>{title}</title>{_ARROWHEAD}{sheet}{name}\n{inside}\n</svg>"
+        inside = "\n".join([_title_line(self.title), *self.parts])
+        return f"{head}<title>{title}</title>{_ARROWHEAD}{sheet}{inside}\n</svg>"
 
 # %% ../nbs/workshop/diagrams.ipynb #1dbed6f7
 _ON_PAPER = ("<style>@media print {.film-0 {opacity: 0 !important} "
@@ -102,10 +105,6 @@ class Film:
         said = html.escape(" ".join(sheet.title for sheet in self.sheets))
         return screen._repr_svg_().replace("<title></title>", f"<title>{said}</title>", 1)
 
-
-def _title_line(title):
-    return (f'<text x="4" y="-9" font-size="14" font-weight="bold">{html.escape(title)}'
-            "</text>")
 
 # %% ../nbs/workshop/diagrams.ipynb #9f5cd0b4
 _SIZE = 560, 330
@@ -160,33 +159,19 @@ class _Plane(Diagram):
         "A dashed circle of radius C."
         middle = self.at(center)
         r = round(self.scale*self.step.max_norm, 1)
-        self.add(
-            "circle",
-            cx=round(middle.real, 1),
-            cy=round(middle.imag, 1),
-            r=r,
-            fill="none",
-            stroke=_GREY,
-            stroke_dasharray="5 4")
-        corner = middle + .8*r*(1 + 1j)
-        return self.at_pixel(corner, "C", _GREY)
+        self.add("circle", cx=round(middle.real, 1), cy=round(middle.imag, 1), r=r, fill="none",
+                 stroke=_GREY, stroke_dasharray="5 4")
+        return self.at_pixel(middle + .8*r*(1 + 1j), "C", _GREY)
 
     def at_pixel(self, pixel, words, color, anchor="middle"):
         "Words in the plane."
-        x = round(pixel.real)
-        y = round(pixel.imag)
-        return self.text(x, y, words, anchor=anchor, color=color)
+        return self.text(round(pixel.real), round(pixel.imag), words, anchor=anchor, color=color)
 
     def label(self, place, words, color, away):
         "Words at a place, moved a little in a direction."
         away /= max(abs(away), 1e-9)
-        anchor = "middle"
-        if away.real > .4:
-            anchor = "start"
-        elif away.real < -.4:
-            anchor = "end"
-        pixel = self.at(place) + 13*away.conjugate()
-        return self.at_pixel(pixel, words, color, anchor)
+        anchor = "start" if away.real > .4 else "end" if away.real < -.4 else "middle"
+        return self.at_pixel(self.at(place) + 13*away.conjugate(), words, color, anchor)
 
     def vector(self, start, end, color, width=2):
         "An arrow whose head is a triangle in its own colour, never longer than the arrow."
@@ -271,9 +256,7 @@ def _mean_sheet(step):
 # %% ../nbs/workshop/diagrams.ipynb #85fd2428
 def _shorter(arrow, max_norm):
     length = abs(arrow)
-    if length <= max_norm:
-        return arrow
-    return arrow*max_norm/length
+    return arrow if length <= max_norm else arrow*max_norm/length
 
 
 def step_film(

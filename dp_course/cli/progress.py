@@ -76,33 +76,25 @@ class Stopwatch:
         return self.before + sum(self.took)
 
 
+@dataclass
 class TimeLimit:
     "Ask whether the next step would end too late; the first one never does."
-    def __init__(
-        self,
-        seconds,          # None: no limit
-        watch:Stopwatch,
-        began:float,      # `time.perf_counter()` from which the seconds count
-    ):
-        self.watch = watch
-        self.end = None if seconds is None else began + seconds
+    seconds:float    # None: no limit
+    watch:Stopwatch
+    began:float      # `time.perf_counter()` from which the seconds count
 
     def __call__(self):
-        if self.end is None or not self.watch.took:
+        if self.seconds is None or not self.watch.took:
             return False
-        return time.perf_counter() + max(self.watch.took) > self.end
+        return time.perf_counter() + max(self.watch.took) > self.began + self.seconds
 
 # %% ../../nbs/workshop/cli/progress.ipynb #3a4217e3
+@dataclass
 class Stop:
     "Ask every process, before a step, whether there is a reason to stop; all hear the same."
-    def __init__(
-        self,
-        peers:Peers,
-        reasons,      # dict: word -> () -> bool; the first one that holds is the one that is told
-    ):
-        self.peers = peers
-        self.reasons = reasons
-        self.why = "steps"  # all were taken, unless it is said otherwise
+    peers:Peers
+    reasons:dict       # word -> () -> bool; the first one that holds is the one that is told
+    why:str = "steps"  # all were taken, unless it is said otherwise
 
     def __call__(self):
         flags = torch.tensor([int(bool(holds())) for holds in self.reasons.values()])
@@ -135,35 +127,27 @@ class Run:
             self.record.close()
 
 # %% ../../nbs/workshop/cli/progress.ipynb #b180785a
+@dataclass
 class AtEpochs:
     "Call other callbacks after every epoch and after the last step."
-    def __init__(
-        self,
-        plan,
-        last:int,   # step
-        callbacks,  # f(trainer), in this order
-    ):
-        self.every = max(1, round(1/plan.q))  # steps
-        self.last = last
-        self.callbacks = callbacks
+    plan:object
+    last:int        # step
+    callbacks:list  # f(trainer), in this order
 
     def __call__(self, trainer):
-        if trainer.t % self.every == 0 or trainer.t == self.last:
+        every = max(1, round(1/self.plan.q))  # steps
+        if trainer.t % every == 0 or trainer.t == self.last:
             for f in self.callbacks:
                 f(trainer)
 
 
+@dataclass
 class Evaluation:
     "Test the newest weights on the public test part, at most once per step."
-    def __init__(
-        self,
-        peers=Peers(),   # each process tests its share
-        more=no_scores,  # of a `Task`: counts -> scores beside the accuracy
-    ):
-        self.peers = peers
-        self.more = more
-        self.step = None  # at which `scores` were measured
-        self.scores = {}  # from `measure`
+    peers:Peers = Peers()      # each process tests its share
+    more:object = no_scores    # of a `Task`: counts -> scores beside the accuracy
+    step:int|None = None       # at which `scores` were measured
+    scores:object = None       # from `measure`
 
     def __call__(self, trainer):
         if self.step != trainer.t:
@@ -256,21 +240,14 @@ def describe_row(row, plan):
     return f"epoch {row['epoch']:.1f}/{plan.steps*plan.q:.1f}  {describe_scores(row)}"
 
 # %% ../../nbs/workshop/cli/progress.ipynb #b815096a
+@dataclass
 class Lines:
     "Say a plain line per epoch."
-    def __init__(
-        self,
-        row:EpochRow,
-        last:int,         # step
-        watch:Stopwatch,
-        say=print,
-        alone:int=0,      # first steps that announce nothing: only the last layer learns in them
-    ):
-        self.row = row
-        self.last = last
-        self.watch = watch
-        self.say = say
-        self.alone = alone
+    row:EpochRow
+    last:int            # step
+    watch:Stopwatch
+    say:object = print
+    alone:int = 0       # first steps that announce nothing: only the last layer learns in them
 
     def count(self, trainer):
         "Take note of a step."

@@ -7,6 +7,7 @@ __all__ = ['RETINA_LAYERS', 'RETINA_COLORS', 'dead_leaves', 'leaf_images', 'draw
 
 # %% ../../nbs/workshop/data/drawings.ipynb #ce6e5a9f
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -264,15 +265,11 @@ def drawn_bars(
     return (255*bars).to(torch.uint8)[:, None], labels
 
 # %% ../../nbs/workshop/data/drawings.ipynb #33075936
+@dataclass
 class _Draw:
     "Chance for a number of images."
-    def __init__(
-        self,
-        n:int,      # images
-        generator,  # `torch.Generator`
-    ):
-        self.n = n
-        self.generator = generator
+    n:int                      # images
+    generator:torch.Generator
 
     def between(self, low, high):  # (n,1,1)
         "One number per image, evenly between the bounds."
@@ -293,14 +290,8 @@ class _Draw:
     ):           # (n,...,h,w), mean 0, std about 1
         "Noise that varies slowly."
         *several, h, w = size
-        coarse = self.normal(*several, *knots)
-        images = coarse.view(-1, 1, *knots)
-        fine = F.interpolate(
-            images,
-            size=(h, w),
-            mode="bicubic",
-            align_corners=True,
-        )
+        coarse = self.normal(*several, *knots).view(-1, 1, *knots)
+        fine = F.interpolate(coarse, size=(h, w), mode="bicubic", align_corners=True)
         return 1.3*fine.view(self.n, *size)
 
 # %% ../../nbs/workshop/data/drawings.ipynb #deb0b9c9

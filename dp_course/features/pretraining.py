@@ -35,32 +35,21 @@ from ..training import Record, Trainer, code_version, load_checked, save_atomic
 _KIND = "dp_course pretraining 1"
 
 
+@dataclass
 class ResumableRun:
     "A training without privacy that can be cut anywhere and picked up."
-    def __init__(
-        self,
-        config,       # a dataclass of every number, `seed` and `precision` among them
-        model,
-        optimizer,
-        step,         # of a number: takes the step that has it, gives its loss
-        steps:int,    # in all
-        views:int,    # images, or views of them, that a step shows
-        path,         # of its files, without a suffix
-        about,        # dict for record and encoder: preset, model, data, examples
-        judged=dict,  # gives a dict: what else the last line of a record says
-    ):
-        self.config = config
-        self.model = model
-        self.optimizer = optimizer
-        self.step = step
-        self.steps = steps
-        self.views = views
-        self.path = Path(path)
-        self.about = about
-        self.judged = judged
-        self.t = 0
-        self.seconds = 0.   # of the processor, all threads together
-        self.begun = False  # its files are there
+    config:object         # a dataclass of every number, `seed` and `precision` among them
+    model:torch.nn.Module
+    optimizer:torch.optim.Optimizer
+    step:object           # of a number: takes the step that has it, gives its loss
+    steps:int             # in all
+    views:int             # images, or views of them, that a step shows
+    path:Path             # of its files, without a suffix
+    about:dict            # for record and encoder: preset, model, data, examples
+    judged:object = dict  # gives a dict: what else the last line of a record says
+    t:int = 0             # steps taken
+    seconds:float = 0.    # of the processor, all threads together
+    begun:bool = False    # its files are there
 
     def __str__(self):
         return (f"{self.about['preset']}: {self.steps} steps of {self.views} views, "
@@ -336,6 +325,20 @@ def leaf_stock(
     return np.load(path, mmap_mode="r")
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #140864e7
+def _in_precision(config):
+    return torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16")
+
+
+def _descended(loss, optimizer, lr):
+    "Take an ordinary step at a learning rate; give the loss."
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 def pretrain_step(
     config:Pretraining,
     model,
@@ -348,15 +351,9 @@ def pretrain_step(
     chosen = torch.randperm(len(stock), generator=generator)[:config.batch_size]
     x = torch.from_numpy(stock[chosen.sort().values.numpy()]).float()/255
     both = torch.cat([random_views(x, generator), random_views(x, generator)])
-    for group in optimizer.param_groups:
-        group["lr"] = config.rate(t)
-    with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+    with _in_precision(config):
         outputs = model(both)
-    loss = align_uniform(*outputs.chunk(2))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+    return _descended(align_uniform(*outputs.chunk(2)), optimizer, config.rate(t))
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #1f74d25a
 def drawn_run(
@@ -477,15 +474,9 @@ def public_step(
     x, y = data.rows(_chosen(config, len(data), t))
     generator = torch.Generator().manual_seed(7_000_003*(config.seed + 1) + t)
     x = views(data.normalize(x), 1, generator, config.crop).tree[:, 0]
-    for group in optimizer.param_groups:
-        group["lr"] = config.rate(t, steps)
-    with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+    with _in_precision(config):
         output = model(x.to(memory_format=torch.channels_last))
-    loss = F.cross_entropy(output.float(), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+    return _descended(F.cross_entropy(output.float(), y), optimizer, config.rate(t, steps))
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #6e9938a8
 @torch.no_grad()
@@ -500,7 +491,7 @@ def public_accuracy(
     right = []
     for x, y in data.test_rows(chunk):
         x = data.normalize(x).to(memory_format=torch.channels_last)
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+        with _in_precision(config):
             right.append(model(x).argmax(1) == y)
     model.train()
     return torch.cat(right).double().mean().item()

@@ -7,6 +7,7 @@ __all__ = ['RULES', 'at_least_float32', 'weighted_rows', 'KeptGradients', 'Ghost
            'ConvWeight', 'StandardizedWeight', 'Tap', 'convolution_rule', 'FoldedGroupNorm', 'rule_of']
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #52c2be35
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -118,15 +119,11 @@ class KeptGradients:
         return total.movedim(-1, 1).contiguous() if self.by_pixel else total
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #659abc4c
+@dataclass
 class GhostNorm:
     "Squared norms now, and a function for the weighted sum once the factors are known."
-    def __init__(
-        self,
-        squared,            # (b)
-        weighted_sum=None,  # factors (b), bad (b) or None -> sum, float64
-    ):
-        self.squared = squared
-        self.weighted_sum = weighted_sum
+    squared:torch.Tensor      # (b)
+    weighted_sum:object=None  # factors (b), bad (b) or None -> sum, float64
 
     def squared_norms(self):  # (b)
         return self.squared

@@ -10,6 +10,7 @@ __all__ = ['SCHEDULES', 'temporary_weights', 'EMA', 'TailAverage', 'constant', '
 import math
 import weakref
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -266,15 +267,11 @@ class HeadFirst:
         self.begin()
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #d499b475
+@dataclass
 class public:
     "A promise that a metric looks at public data only, or at none."
+    metric:object  # trainer -> number
     accounted = True
-
-    def __init__(
-        self,
-        metric,  # trainer -> number
-    ):
-        self.metric = metric
 
     def __call__(self, trainer):
         return self.metric(trainer)

@@ -8,6 +8,7 @@ __all__ = ['shard', 'Peers', 'join', 'ProcessTrainer']
 # %% ../../nbs/workshop/training/processes.ipynb #460b9b89
 import hashlib
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -36,20 +37,14 @@ def _collectives():
     return torch.distributed
 
 
+@dataclass(eq=False)
 class Peers:
     "This process and those that run the same command; alone, each method is a formality."
     # ConnectionError: another process died or kept us waiting
-    def __init__(
-        self,
-        rank:int=0,         # number of this process
-        world:int=1,        # how many there are
-        device=None,        # where this one computes; None: it has not been said
-        timeout:float=300,  # seconds to wait for the others
-    ):
-        self.rank = rank
-        self.world = world
-        self.device = device
-        self.timeout = timeout
+    rank:int = 0           # number of this process
+    world:int = 1          # how many there are
+    device:object = None   # where this one computes; None: it has not been said
+    timeout:float = 300    # seconds to wait for the others
 
     def all_reduce(self, x):
         "Replace a tensor, in place, by its sum over all processes."

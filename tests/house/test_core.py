@@ -10,21 +10,12 @@ import pytest
 import torch
 from proved import once
 
-from dp_course.basics import (
-    check,
-    data_root,
-    keep_memory,
-    near,
-    patch_to,
-    pick_device,
-    progress,
-    seed_all,
-)
+from dp_course.basics import data_root, keep_memory, near, patch_to, pick_device, progress, seed_all
 from dp_course.gradients import FlatClip, loop_grad_sum
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import trainer
 
-# near and check
+# near
 
 @pytest.mark.parametrize("a, b", [
     (1 + 2e-6, 1.), (float("nan"), 0.), (float("nan"), float("nan")), (torch.inf, 1.),
@@ -48,18 +39,6 @@ def test_near_accepts(a, b):
 def test_near_says_where():
     with pytest.raises(AssertionError, match=re.escape("off by 1 (allowed 1e-06)['a'][1]: got 3")):
         near({"a": [1, 3]}, {"a": [1, 2]})
-
-
-def test_check_counts_names_the_case_and_hands_out_copies():
-    def spoil(x):
-        return x.mul_(2)
-    x = torch.ones(2)
-    assert check(spoil, lambda x: 2*x, x, x) == "correct: 2 of 2 cases agree" and x.sum() == 2
-    assert check(lambda x: NotImplemented, spoil, x) == "not attempted yet"
-    with pytest.raises(AssertionError, match="(?s)case 2 of 2.*Hint: twice"):
-        check(lambda x: x + 1, lambda x: 2*x, x, 3*x, hint="twice")
-    with pytest.raises(ValueError, match="no cases"):
-        check(spoil, spoil)
 
 
 def test_seed_all_starts_everything_again():
