@@ -133,7 +133,14 @@ class Slack(FlatClip):
         return super().__call__(norms)*(1 + 5e-6)
 
 
-@pytest.mark.parametrize("clip", [EndlessWhereNothingIs(1.), Slack(1.)])
+class NormalizesInFloat32(FlatClip):
+    "The squares of a gradient of 1e-25 are 0 there."
+    def __call__(self, norms):
+        whole = norms.float().square().sum(0).sqrt().clamp(min=1e-30).double()
+        return torch.where(whole.isfinite(), .999*self.max_norm/whole, 0.).expand_as(norms)
+
+
+@pytest.mark.parametrize("clip", [EndlessWhereNothingIs(1.), Slack(1.), NormalizesInFloat32(1.)])
 @pytest.mark.parametrize("tensors", [1, 30])
 def test_a_clip_that_lets_a_little_through_is_refused(clip, tensors):
     with pytest.raises(ValueError, match="promises sensitivity"):
@@ -146,6 +153,14 @@ class Band(FlatClip):
         whole = norms.double().norm(dim=0)
         near = ((whole > .5*self.max_norm) & (whole < 2*self.max_norm)).sum().item()
         self.max_norm *= math.exp(.05*(.5 - near + .01*normal((1,), generator).item()))
+
+
+class Faint(FlatClip):
+    "Keeps a count under much noise, and pays nothing for it."
+    told = 0.
+
+    def update(self, norms, generator=None):
+        self.told = (norms[0] > 0).sum().item() + 25*normal((1,), generator).item()
 
 
 class TwoCounts(AdaptiveClip):
@@ -168,7 +183,7 @@ class PaidForOneOfTwo(LayerClip):
 
 
 @pytest.mark.parametrize("clip", [
-    Band(1.), TwoCounts(8., bit_sigma=3.),
+    Band(1.), Faint(1.), TwoCounts(8., bit_sigma=3.),
     PaidForOneOfTwo([1., 1.], groups=[0, 1], batch_size=8., bit_sigma=3.)])
 def test_a_clip_that_learns_for_too_little_is_refused(clip):
     with pytest.raises(ValueError, match="too little noise"):
@@ -237,7 +252,13 @@ class NoiseOfTheFirstStep(AdaptiveClip):
         return AdaptiveClip(self.batch_size).std(sigma)
 
 
-@pytest.mark.parametrize("clip", [Fades(1.), FadesByTensor(1.), Grows(1.),
+class NeverBelowHalf(AdaptiveClip):
+    "Clips at .5 at least; promise and noise follow the quantile further down."
+    def __call__(self, norms):
+        return FlatClip(max(self.max_norm, .5))(norms)
+
+
+@pytest.mark.parametrize("clip", [Fades(1.), FadesByTensor(1.), Grows(1.), NeverBelowHalf(80.),
                                   NoiseOfTheFirstStep(80., lr=.02)])
 def test_a_clip_whose_noise_does_not_last_is_refused_before_the_first_step(clip):
     with pytest.raises(ValueError, match="promises sensitivity"):
