@@ -995,8 +995,10 @@ def test_an_answer_has_an_end(monkeypatch):
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
 
+    monkeypatch.setattr(grade_student, "ANSWER", 100)
+
     class Shell:
-        user_ns = dict(long=lambda: [0]*10**6, huge=lambda: 10**5000, fine=lambda: [0]*10**5)
+        user_ns = dict(long=lambda: [0]*50, huge=lambda: 10**5000, fine=lambda: [0]*9)
     kinds = [grade_student.answer(Shell, name, (), 0, 9).get("raised", [""])[0]
              for name in Shell.user_ns]
     assert kinds == ["TooMuch", "ValueError", ""]
