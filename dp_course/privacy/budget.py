@@ -214,8 +214,9 @@ def _read_bill(planned):  # {(q, sigma): steps}
 @refuse_unknown
 class Budget:
     "One book for a run: whatever looks at the data posts here before its noise is drawn."
-    # Neighbours: one example added or removed. ValueError: a number out of range, no accountant,
-    # a plan that spends more than eps
+    # Neighbours: one example added or removed. It lives as long as the program: a trainer's,
+    # `trainer.budget`, is in its checkpoint, too. ValueError: a number out of range, no
+    # accountant, a plan that spends more than eps
     unit = "example"  # of privacy; a plan's book has the plan's
 
     def __init__(
