@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
+from toys import generator as gen
+from toys import loss
 
 from dp_course.data import Examples, Views, call_model, flatten_views, take, tree_map
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum, trainable
@@ -17,12 +19,7 @@ from dp_course.privacy import PrivacyPlan, RDPAccountant
 from dp_course.training import Trainer
 
 N = 200
-loss = partial(F.cross_entropy, reduction="none")
 PLAN = PrivacyPlan(n=N, batch_size=60, steps=2, eps=3., delta=1e-5, accountant=RDPAccountant)
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def noise(*shape, classes=10):
@@ -59,9 +56,9 @@ class OfInput(nn.Module):
 
 class Inside(nn.Module):
     "Whatever `f` does to the rows between two layers."
-    def __init__(self, f):
+    def __init__(self, f, d=5):
         super().__init__()
-        self.inner, self.out, self.f = nn.Linear(5, 8), nn.Linear(8, 10), f
+        self.inner, self.out, self.f = nn.Linear(d, 8), nn.Linear(8, 10), f
 
     def forward(self, x):
         return self.out(self.f(self.inner(x).tanh()))

@@ -14,7 +14,7 @@ from torch import nn
 from dp_course.cli import Job, train
 from dp_course.data import Examples, load
 from dp_course.privacy import RDPAccountant
-from dp_course.training import Trainer
+from dp_course.training import Trainer, read_record
 
 loss = partial(F.cross_entropy, reduction="none")
 close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
@@ -121,6 +121,30 @@ def same(a, b):
     "Do two networks have the same bits?"
     pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     return all(torch.equal(u, v) for u, v in pairs)
+
+
+def released(path):
+    "The weights in a file that may leave."
+    return torch.load(path, weights_only=True)["weights"]
+
+
+def equal(a, b):
+    "Do two dicts of tensors have the same bits?"
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def finished_in(folder):
+    "The finished records in a folder; every file there must be readable."
+    return [path for path in sorted(folder.glob("*.jsonl"))
+            if (read_record(path) or [{}])[-1].get("finished")]
+
+
+class Bomb:
+    "Goes off where somebody unpickles it."
+    went_off = False
+
+    def __reduce__(self):
+        return setattr, (Bomb, "went_off", True)
 
 
 def look_into(path, rows, width):

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import warm
-from toys import quiet
+from toys import equal, finished_in, quiet, released
 
 from dp_course.cli import (
     MODELS,
@@ -69,16 +69,8 @@ def only(folder, pattern):
     return found[0]
 
 
-def released(path):
-    return torch.load(path, weights_only=True)["weights"]
-
-
 def weights(folder):
     return released(only(folder, "*.release.pt"))
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def epochs_of(lines):
@@ -322,7 +314,7 @@ def test_used_up_steps_end_in_words_and_all_is_saved(tmp_path, capsys, monkeypat
     before = weights(tmp_path)
     assert main([*words, "--resume"]) == 0, "and once more, with the same words"
     assert "used up after step 4 of 6" in capsys.readouterr().out
-    assert same(weights(tmp_path), before)
+    assert equal(weights(tmp_path), before)
 
 
 # --- settings
@@ -596,7 +588,7 @@ def test_a_time_limit_stops_at_a_step_boundary_and_resume_goes_on(tmp_path, caps
     assert [main([*slice_, "--resume"]) for _ in range(6)] == [0]*5 + [2]
     assert "nothing to resume" in capsys.readouterr().err
     quiet(make_config("digits-eps3-fast"), out=tmp_path/"calm", seed=3)  # as many threads as here
-    assert same(weights(tmp_path), weights(tmp_path/"calm"))
+    assert equal(weights(tmp_path), weights(tmp_path/"calm"))
     lines = read_record(only(tmp_path, "*.jsonl"))
     assert lines[-1]["finished"]
     assert [line["step"] for line in lines if line["kind"] == "end"] == [1, 2, 3, 4, 5, 6]
@@ -625,7 +617,7 @@ def test_two_secret_runs_differ_and_keep_their_own_records(tmp_path):
     assert b.name.endswith("secret.jsonl") != a.name.endswith("secret.jsonl")  # one has a number
     w = [released(p) for p in sorted(tmp_path.glob("*.release.pt"))]
     assert len(w) == 2
-    assert not same(*w)
+    assert not equal(*w)
 
 
 def test_validation_comes_out_of_the_training_set():
@@ -703,7 +695,7 @@ def test_views_average_and_momentum_survive_a_stop(tmp_path):
         wild = quiet(c, out=tmp_path/"wild", seed=0, steps=steps, resume=steps != 1)
     assert wild["finished"]
     assert wild["accuracy_unaveraged"] == calm["accuracy_unaveraged"]
-    assert same(weights(tmp_path/"calm"), weights(tmp_path/"wild"))
+    assert equal(weights(tmp_path/"calm"), weights(tmp_path/"wild"))
 
 
 def test_per_class_accuracy_by_hand(whole):
@@ -795,11 +787,6 @@ def kill_after_a_line(server, out):
     return alive
 
 
-def finished_in(folder):
-    return [path for path in sorted(folder.glob("*.jsonl"))
-            if (read_record(path) or [{}])[-1].get("finished")]
-
-
 def survive(tmp_path, kills):
     "Kill a run again and again, finish it, and compare with a run that nobody touched."
     server = warm.server()
@@ -820,7 +807,7 @@ def survive(tmp_path, kills):
 def test_kill_9_ten_times_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums in another order differ in the last bit
     calm, path = survive(tmp_path, kills=10)
-    assert same(weights(calm), released(path.with_suffix(".release.pt"))), "bit for bit"
+    assert equal(weights(calm), released(path.with_suffix(".release.pt"))), "bit for bit"
     keys = ("step", "eps", "test_accuracy", "accuracy_unaveraged", "lr")
     got, reference = read_record(path), read_record(only(calm, "*.jsonl"))
     rows = [[row[k] for k in keys] for row in epochs_of(got)]
@@ -879,7 +866,7 @@ def test_a_callback_that_fails_leaves_a_run_that_goes_on(tmp_path):
     with pytest.raises(OSError):
         train(Job(c, out=tmp_path/"wild", seed=0), say=full_disk, show=False)
     end = quiet(c, out=tmp_path/"wild", resume=True)
-    assert same(released(end["paths"]["weights"]), released(calm["paths"]["weights"]))
+    assert equal(released(end["paths"]["weights"]), released(calm["paths"]["weights"]))
     rows = epochs_of(read_record(end["paths"]["record"]))
     assert [row["step"] for row in rows] == [3, 6]
 

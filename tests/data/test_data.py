@@ -17,6 +17,7 @@ import torch
 import warm
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision import datasets
+from toys import generator as gen
 from toys import look_into
 
 from dp_course.basics import data_root
@@ -31,10 +32,6 @@ from dp_course.data import (
     tree_map,
 )
 from dp_course.data import datasets as data
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def same(a, b):

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from toys import generator
 
 from dp_course.basics import near
 from dp_course.cli import make_config
@@ -20,10 +21,6 @@ from dp_course.features import (
     deflated,
     loud_directions,
 )
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant as GooglePLD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from toys import generator as gen
+from toys import loss
 
 from dp_course.gradients import (
     AdaptiveClip,
@@ -38,13 +39,8 @@ from dp_course.training.trainer import _check_saved
 from experiments import clipping as recipe
 
 pytestmark = pytest.mark.usefixtures("proved_once")
-loss = partial(F.cross_entropy, reduction="none")
 ENGINES = [hook_grad_sum, vmap_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
 float64 = partial(torch.tensor, dtype=torch.float64)
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def toy(dtype=torch.float64):

@@ -6,7 +6,6 @@ import pickle
 import shutil
 import threading
 from collections import deque
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,42 +13,18 @@ import opacus.layers
 import pytest
 import torch
 import torch.nn.functional as F
+from leaks import Backward, OfInput, Weighed, gen, loss, noise, of_losses
+from leaks import trained as attacked
 from torch import nn
 from torch.nn.modules import module
 
 from dp_course.data import Examples
-from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum, vmap_grad_sum
+from dp_course.gradients import fast_grad_sum, loop_grad_sum, vmap_grad_sum
 from dp_course.privacy import PrivacyPlan, RDPAccountant
 from dp_course.training import Trainer, fix, load_release, prove_again, squared_error
 from dp_course.training.checkpoints import _sealed
 
-loss = partial(F.cross_entropy, reduction="none")
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def floats(n=200, classes=10):
-    return Examples(torch.randn(n, 5, generator=gen()),
-                    torch.randint(classes, (n,), generator=gen(1)))
-
-
-def attacked(model=None, data=None, loss_fn=loss, **options):
-    data = data or floats()
-    plan = PrivacyPlan(n=200, batch_size=60, steps=2, eps=3., delta=1e-5, accountant=RDPAccountant)
-    return Trainer(model or nn.Linear(5, 10), data, plan, loss_fn=loss_fn, **options)
-
-
-class OfInput(nn.Module):
-    "Whatever `f` does to the rows before the only layer."
-    def __init__(self, f):
-        super().__init__()
-        self.out, self.f = nn.Linear(5, 10), f
-
-    def forward(self, x):
-        return self.out(self.f(x))
 
 
 def strict(f):
@@ -129,10 +104,6 @@ def test_empty_sentences_are_tried(how):
 # --- losses
 
 
-def of_losses(f):
-    return lambda output, y: f(loss(output, y), output, y)
-
-
 def strict_outputs(output, y):
     if not output.isfinite().all():
         raise RuntimeError("no number")
@@ -161,18 +132,6 @@ def test_rare_targets_are_tried(how):
 
     with pytest.raises(ValueError, match="loss_fn mixes examples"):
         attacked(nn.Linear(5, 1), data, squares)
-
-
-class Backward(torch.autograd.Function):
-    "A step back that looks at everybody's gradients."
-    @staticmethod
-    def forward(ctx, x, how):
-        ctx.how = how
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return ctx.how(g), None
 
 
 BACKWARD = {
@@ -229,15 +188,6 @@ def test_a_memory_that_waits_is_refused(model):
 
 
 # --- clips and engines
-
-
-class Weighed(FlatClip):
-    def __init__(self, how):
-        super().__init__(1.)
-        self.how = how
-
-    def __call__(self, norms):
-        return self.how(super().__call__(norms), norms)
 
 
 def passing(which, factor=1.):
@@ -313,7 +263,7 @@ def a_trainer(model=None, steps=3, **options):
     plan = PrivacyPlan(n=200, batch_size=20, steps=steps, eps=3., delta=1e-5,
                        accountant=RDPAccountant)
     net = model or nn.Sequential(nn.Linear(5, 8), nn.GroupNorm(2, 8), nn.Linear(8, 10))
-    return Trainer(net, floats(), plan, **options)
+    return Trainer(net, noise(5), plan, **options)
 
 
 CHANGES = {
@@ -394,7 +344,7 @@ def test_a_proof_is_repeated_in_the_middle_of_a_run(monkeypatch):
 def test_a_run_that_has_diverged_goes_on():
     model = nn.Linear(5, 10)
     model.weight.data.fill_(math.nan)
-    prove_again(fast_grad_sum, model, loss, floats(), seed=1)
+    prove_again(fast_grad_sum, model, loss, noise(5), seed=1)
 
 
 # --- dropout
@@ -627,7 +577,7 @@ def test_calls_that_make_no_sense_are_answered_and_cost_nothing(monkeypatch):
 
 
 def test_a_metric_that_does_not_fit_is_refused_at_construction():
-    data = floats()
+    data = noise(5)
     for y, metric in ((data.train_y[:9], squared_error), (data.train_y[:9], lambda *_: 1.)):
         tested = data.replace(test_x=data.train_x[:9], test_y=y)
         with pytest.raises(ValueError, match="metric|one output per label"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import Plan, same, trainer
+from toys import Bomb, Plan, same, trainer
 
 from dp_course.gradients import FlatClip
 from dp_course.privacy import PrivacyPlan, RDPAccountant, step_generator
@@ -118,13 +118,6 @@ def test_new_seed_never_repeats_noise_it_has_used(tmp_path):
     assert not torch.equal(used, a.model.weight.grad)
     a.save(tmp_path/"d")
     assert same(run(seed=8).load(tmp_path/"d").fit().model, a.fit().model)
-
-
-class Bomb:
-    went_off = False
-
-    def __reduce__(self):
-        return setattr, (Bomb, "went_off", True)
 
 
 @pytest.mark.parametrize("kind", ["cut", "text", "empty", "pickle", "other"])

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import warm
+from toys import Bomb, equal, finished_in, released
 
 from dp_course.basics import progress
 from dp_course.cli import Config, Job, config_of, make_config, parse, plot_record, tidy, train
@@ -40,14 +40,6 @@ def complaint(capsys, *typed):
     return err
 
 
-def weights_of(path):
-    return torch.load(path, weights_only=True)["weights"]
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
 def rows_of(path):
     "What a record says about its epochs, and at its end, apart from seconds."
     keys = ("kind", "step", "eps", "eps_pld", "eps_rdp", "test_accuracy", "finished", "lr", "clip")
@@ -64,13 +56,6 @@ def cut_short(tmp_path):
 
 
 # --- files of strangers
-
-
-class Bomb:
-    went_off = False
-
-    def __reduce__(self):
-        return setattr, (Bomb, "went_off", True)
 
 
 BROKEN = {
@@ -239,7 +224,7 @@ def test_full_disk_in_the_middle_of_a_run_is_one_line(tmp_path, monkeypatch, cap
     record, = wild.glob("*.jsonl")
     assert read_record(record)[-1]["kind"] in ("start", "epoch")
     end = quiet(out=wild, resume=True)
-    assert same(weights_of(end["paths"]["weights"]), weights_of(calm["paths"]["weights"]))
+    assert equal(released(end["paths"]["weights"]), released(calm["paths"]["weights"]))
     assert rows_of(record) == rows_of(calm["paths"]["record"])
 
 
@@ -427,18 +412,12 @@ def begin(server, out, moment, log):
     return child.exitcode
 
 
-def finished_in(folder):
-    "The finished records in a folder; every file there must be readable."
-    return [path for path in sorted(folder.glob("*.jsonl"))
-            if (read_record(path) or [{}])[-1].get("finished")]
-
-
 def check_survivor(calm, wild):
     "Compare with a run that nobody touched."
     record, = finished_in(wild)
     reference, = finished_in(calm)
     weights = [path.with_suffix(".release.pt") for path in (record, reference)]
-    assert same(*map(weights_of, weights))
+    assert equal(*map(released, weights))
     assert rows_of(record)[-1] == rows_of(reference)[-1]
     got, wanted = ([row for row in rows_of(path) if row["kind"] == "epoch"]
                    for path in (record, reference))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from leaks import Inside, OfInput, Weighed, loss, of_losses
 from torch import nn
+from toys import generator as gen
 
 from dp_course.data import Examples, Views
 from dp_course.gradients import (
@@ -41,12 +43,7 @@ from dp_course.training import (
 )
 from dp_course.training.guard_rows import _WideDraws
 
-loss = partial(F.cross_entropy, reduction="none")
 TAPED = [hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum]
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def floats(*shape, n=9, classes=3):
@@ -1044,11 +1041,6 @@ def attacked(model=None, data=None, loss_fn=loss, engine=fast_grad_sum, **option
     return Trainer(model or nn.Linear(5, 10), data, plan, loss_fn=loss_fn, engine=engine, **options)
 
 
-def of_losses(f):
-    "A loss that treats the losses of a batch together."
-    return lambda output, y: f(loss(output, y), output, y)
-
-
 def every(k, f):
     "Only in batches of a multiple of k."
     return lambda rows: f(rows) if len(rows) % k == 0 else rows
@@ -1192,16 +1184,6 @@ class FifthTime(FlatClip):
             self.max_norm = whole(norms).median().item()
 
 
-class Weighed(FlatClip):
-    "Factors that the function `how` of (factors, norms) changes."
-    def __init__(self, how):
-        super().__init__(1.)
-        self.how = how
-
-    def __call__(self, norms):
-        return self.how(super().__call__(norms), norms)
-
-
 CLIPS = {
     "hardly_noised": HardlyNoised(1.), "unpaid": Unpaid(1.), "in_call": LearnsWhenCalled(1.),
     "list": KeepsAList(1.), "fifth": FifthTime(1.),
@@ -1316,26 +1298,6 @@ def test_a_draw_for_many_rows_has_no_other_size_that_is_larger(sizes):
         drawn = torch.rand(sizes)
     assert drawn.shape == sizes
     assert draws.thrown == [([["b", *sizes[1:]]], ["b", *sizes[1:]])]
-
-
-class Inside(nn.Module):
-    "Whatever `f` does to the rows between two layers."
-    def __init__(self, f, d=5):
-        super().__init__()
-        self.inner, self.out, self.f = nn.Linear(d, 8), nn.Linear(8, 10), f
-
-    def forward(self, x):
-        return self.out(self.f(self.inner(x).tanh()))
-
-
-class OfInput(nn.Module):
-    "Whatever `f` does to the rows, before the only layer."
-    def __init__(self, f):
-        super().__init__()
-        self.out, self.f = nn.Linear(5, 10), f
-
-    def forward(self, x):
-        return self.out(self.f(x))
 
 
 class Counted(nn.Module):

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from toys import generator as gen
+from toys import loss
 
 from dp_course.data import Examples
 from dp_course.gradients import fast_grad_sum, loop_grad_sum, vmap_grad_sum
@@ -21,12 +23,7 @@ from dp_course.training import (
     refuse_mixed_items,
 )
 
-loss = partial(F.cross_entropy, reduction="none")
 ENGINES = [fast_grad_sum, vmap_grad_sum, loop_grad_sum]
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def floats(*shape, n=50, classes=3):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import optimize, special, stats
 from torch import nn
+from toys import generator as gen
 
 from dp_course.data import load
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
@@ -39,10 +40,6 @@ BUDGET = dict(eps=3., delta=1e-5)
 REPORT = dict(q=1/25, sigma=1.6138, steps=625, delta=1e-5)  # eps = 2.985
 SHAPES = (-.5, 0., 1e-9, .5, 1., 4., math.inf)
 by_shape = pytest.mark.parametrize("eta", SHAPES)
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def linear(seed=0):

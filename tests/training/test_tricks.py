@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from toys import generator as gen
+from toys import loss
 
 from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
@@ -33,13 +35,6 @@ from dp_course.training import (
 from experiments import tricks as recipe
 
 pytestmark = pytest.mark.usefixtures("proved_once")
-
-loss = partial(F.cross_entropy, reduction="none")
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
-
 
 def flat(tensors):
     return torch.cat([t.flatten() for t in tensors])
