@@ -151,7 +151,7 @@ def _filters(
 # %% ../../nbs/workshop/features/scattering_transform.ipynb #3d62931d
 class Scattering(nn.Module):
     "Scattering transform: wavelets, modulus, wavelets, modulus, blur. Nothing in it is learnt."
-    # ValueError: image too small, or an order that there is not.
+    # ValueError: an image that is too small.
     # Numbers and channel order are kymatio's (Andreux et al. 2020, arXiv 1812.11214);
     # J=2, angles=8: Oyallon & Mallat 2015 (arXiv 1412.8659).
     def __init__(
@@ -159,23 +159,18 @@ class Scattering(nn.Module):
         shape,                # (h,w) of the images
         J:int=2,              # octaves
         angles:int=8,         # directions
-        order:int=2,          # wavelets in a row, at most
         dtype=torch.float32,  # of the filters, and so of the features
     ):
         super().__init__()
         k, (h, w) = 2**J, shape
-        if min(J, angles) < 1 or order not in (1, 2):
-            raise ValueError(f"{J=}, {angles=}, {order=}: "
-                             "J and angles are at least 1, order is 1 or 2")
+        if min(J, angles) < 1:
+            raise ValueError(f"{J=}, {angles=}: both are at least 1")
         if min(shape) <= k:
             raise ValueError(f"{tuple(shape)} is too small for {J=}: sides must exceed {k}")
         self.shape = h, w
         self.J = J
         self.angles = angles
-        self.order = order
-        self.channels = 1 + J*angles
-        if order == 2:
-            self.channels += J*(J-1)//2*angles**2
+        self.channels = 1 + J*angles + J*(J-1)//2*angles**2
         height, width = (((n + k)//k + 1)*k for n in shape)
         down, across = height - h, width - w
         self.pad = across//2, (across + 1)//2, down//2, (down + 1)//2
@@ -198,7 +193,7 @@ class Scattering(nn.Module):
         for j in range(self.J):
             u1 = self.wave(z, j, 0)  # (n,a,h/2^j,w/2^j)
             maps.append(self.blur(u1, j))
-            if self.order == 2 and j < self.J - 1:
+            if j < self.J - 1:
                 second.append(self.second_order(u1, j))
         out = torch.cat(maps + second, 1)
         return out.reshape(*x.shape[:-2], self.channels, *out.shape[2:])
