@@ -232,6 +232,12 @@ def test_an_honest_submission_stands(honest):
     assert a5.check_standing(honest).score[0] >= 1
 
 
+@pytest.mark.slow
+def test_a_run_that_stays_where_it_began_stands(tmp_path):
+    leaderboard.hand_in(replace(make_config("digits-eps3"), epochs=.5, lr=0.), tmp_path/"s")
+    assert refusals(tmp_path/"s") == ""
+
+
 def test_over_budget_is_refused_with_the_numbers(tmp_path):
     leaderboard.hand_in(replace(make_config("digits-eps3"), eps=5., epochs=3.), tmp_path/"s")
     assert re.search(r"they spend eps = 4.99\d? at delta = 1e-05: 3 is allowed|eps = 5 ",
@@ -593,6 +599,22 @@ def test_a_cell_that_ends_the_process_costs_itself_alone(tmp_path):
     assert kinds[3] == ["NameError"]  # `os` went with the cell that imported it
     assert found["cells"][4]["outputs"][0]["data"]["text/plain"] == "2"
     assert found["why"] == "in code cell 2 the process ended itself (exit code 3)"
+
+
+@SLOWLY
+@needs_box
+def test_a_judge_who_is_kept_busy_goes_with_his_job(tmp_path):
+    (tmp_path/"s").mkdir()
+    busy = f"1\n{grade_sandbox.HIDDEN}\nimport time\ntime.sleep(1000)"
+    sandbox = grade.Sandbox(dict(seconds=15))
+    try:
+        found = sandbox.run(tmp_path/"s", [dict(source=busy, grade=True)])
+        children = Path(f"/proc/{sandbox.process.pid}/task/{sandbox.process.pid}/children")
+        left = [pid for pid in children.read_text().split()
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"]
+    finally:
+        sandbox.close()
+    assert found["why"] == "its supervisor was killed" and not left
 
 
 def test_a_student_has_one_row_with_what_is_missing(tmp_path):
