@@ -265,15 +265,19 @@ def compare(
     return "\n".join([str(table), *notes])
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #918d18cb
+def _tested(record):
+    "Step -> the last line that says how good the weights were then."
+    return {line["step"]: line for line in record[1:]
+            if None not in (line.get("step"), line.get("test_accuracy"))}
+
+
 def plot_record(
     path,  # of the record of one run
 ):         # figure
     "Draw accuracy, or what leads in its place, and eps against the step."
     record = read_record(path)
-    start, lines = first_line(record, "plan"), record[1:]
+    start, rows = first_line(record, "plan"), _tested(record)
     plan = start["plan"]
-    tested = [line for line in lines if None not in (line.get("step"), line.get("test_accuracy"))]
-    rows = {line["step"]: line for line in tested}  # the last of a step
     names, shares = zip(*map(leading, rows.values())) if rows else (["test accuracy"], [])
     accuracy = [100*share for share in shares]
     spent = [0, *(row.get("eps", row.get("eps_pld", math.nan)) for row in rows.values())]
@@ -296,14 +300,9 @@ def plot_record(
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #e02c246c
 def _curve(record):
-    "Share of the planned steps, and accuracy in per cent, of every row."
-    steps = record[0]["plan"]["steps"]
-    share, accuracy = [], []
-    for row in record[1:]:
-        if row.get("step") is not None and row.get("test_accuracy") is not None:
-            share.append(100*row["step"]/steps)
-            accuracy.append(100*leading(row)[1])
-    return share, accuracy
+    "Share of the planned steps, and accuracy in per cent, of every step that was tested."
+    rows, steps = _tested(record), record[0]["plan"]["steps"]
+    return [100*step/steps for step in rows], [100*leading(row)[1] for row in rows.values()]
 
 
 def plot_records(

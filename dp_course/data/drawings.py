@@ -255,10 +255,8 @@ def drawn_bars(
     angle = (labels*math.pi/8)[:, None, None]
     x = torch.linspace(-1, 1, size)
     y = x[:, None]
-    across = x*angle.cos() + y*angle.sin()
-    along = y*angle.cos() - x*angle.sin()
-    across = across - shift + .5
-    along = along - end + .5
+    across = x*angle.cos() + y*angle.sin() - shift + .5
+    along = y*angle.cos() - x*angle.sin() - end + .5
     thick = .15 + .2*width
     bars = (-(across/thick).square()).exp()
     bars = bars*torch.sigmoid(8*(.8 - along.abs()))  # they end
@@ -319,10 +317,8 @@ def _bump(columns, centre, width):
 def _pit(draw, w):  # (n,1,w)
     "How deep in the fovea a column lies, from 0 to 1; half of the images have none."
     columns = torch.linspace(0, 1, w)
-    centre = draw.between(.1, .9)
-    width = draw.between(.05, .15)
+    hill = _bump(columns, draw.between(.1, .9), draw.between(.05, .15))
     depth = draw.between(.4, 1)
-    hill = _bump(columns, centre, width)
     return draw.sometimes()*depth*hill
 
 # %% ../../nbs/workshop/data/drawings.ipynb #2c668aa0
@@ -332,11 +328,8 @@ def _thicknesses(draw, w):  # (n,7,w)
     shrink = torch.tensor(_SHRINK)
     own = .25*draw.normal(7, 1)
     waves = .08*draw.smooth((7, 1, w), 1, 6)
-    thick = usual[:, None]*draw.between(.75, 1.3)
-    thick = thick*own.exp()
-    thick = thick*waves.squeeze(2).exp()
-    pit = _pit(draw, w)
-    return thick*(1 - shrink[:, None]*pit)
+    thick = usual[:, None]*draw.between(.75, 1.3)*own.exp()*waves.squeeze(2).exp()
+    return thick*(1 - shrink[:, None]*_pit(draw, w))
 
 
 def boundaries(
@@ -348,14 +341,11 @@ def boundaries(
     "Draw the boundaries of the layers."
     draw = _Draw(n, generator)
     across = torch.linspace(-1, 1, w)
-    lowest = draw.between(.5, .85)
-    lowest = lowest + across*draw.between(-.2, .2)
-    lowest = lowest + across.square()*draw.between(-.12, .12)
-    lowest = lowest + .01*draw.smooth((1, w), 1, 5)
+    lowest = draw.between(.5, .85) + across*draw.between(-.2, .2)
+    lowest = lowest + across.square()*draw.between(-.12, .12) + .01*draw.smooth((1, w), 1, 5)
     thick = _thicknesses(draw, w)
     above = thick.flip(1).cumsum(1)  # from each edge to the lowest one
-    edges = lowest - above.flip(1)
-    edges = torch.cat([edges, lowest], 1)
+    edges = torch.cat([lowest - above.flip(1), lowest], 1)
     return h*edges.clamp(.02, .98)
 
 # %% ../../nbs/workshop/data/drawings.ipynb #c870896b
@@ -368,11 +358,9 @@ def _shadows(draw, w):  # (n,1,w)
     light = torch.ones(draw.n, 1, w)
     columns = torch.linspace(0, 1, w)
     for _ in range(4):
-        centre = draw.between(0, 1)
-        width = draw.between(.005, .03)
+        vessel = _bump(columns, draw.between(0, 1), draw.between(.005, .03))
         depth = draw.between(.1, .6)
-        vessel = draw.sometimes()*depth
-        light = light*(1 - vessel*_bump(columns, centre, width))
+        light = light*(1 - draw.sometimes()*depth*vessel)
     return light
 
 
@@ -382,8 +370,7 @@ def _levels(draw, y):  # (n,h,w)
     light = torch.tensor(_LIGHT)
     share = torch.rand(draw.n, 9, generator=draw.generator)
     levels = dark + share*(light - dark)
-    pixels = levels.gather(1, y.flatten(1))
-    return pixels.view(y.shape)
+    return levels.gather(1, y.flatten(1)).view(y.shape)
 
 # %% ../../nbs/workshop/data/drawings.ipynb #24d24734
 def _tissue(draw, y, edges):  # (n,h,w)
@@ -393,27 +380,23 @@ def _tissue(draw, y, edges):  # (n,h,w)
     top, bottom = edges[:, 6:7], edges[:, 7:8]
     choroid = y == 8
     image = _levels(draw, y)
-    grain = draw.smooth((h, w), h//8, w//4)
-    grain = grain*torch.where(choroid, .35, .1)
+    grain = draw.smooth((h, w), h//8, w//4)*torch.where(choroid, .35, .1)
     image = image*grain.exp()
-    height = (bottom - top).clamp(min=1)
-    inside = (rows - top)/height
+    inside = (rows - top)/(bottom - top).clamp(min=1)
     segments = inside < draw.between(0, .6)
     darker = draw.between(.3, 1)
     image = torch.where(segments & (y == 7), darker*image, image)
     depth = (rows - bottom).clamp(min=0)/h
     fading = torch.exp(-depth/draw.between(.1, .5))
     image = torch.where(choroid, fading*image, image)
-    shaded = image*_shadows(draw, w)
-    return torch.where(y > 0, shaded, image)
+    return torch.where(y > 0, image*_shadows(draw, w), image)
 
 # %% ../../nbs/workshop/data/drawings.ipynb #e61a59b0
 def _blurred(image, share):  # (n,h,w), (n,1,1)
     "Mix an image with its mean over 3 x 3 pixels, twice."
     for _ in range(2):
         wide = F.pad(image[:, None], (1, 1, 1, 1), mode="replicate")
-        mean = F.avg_pool2d(wide, 3, 1)
-        image = image + share*(mean[:, 0] - image)
+        image = image + share*(F.avg_pool2d(wide, 3, 1)[:, 0] - image)
     return image
 
 
@@ -424,12 +407,9 @@ def _seen(draw, image):  # (n,h,w) between 0 and 1
     speckle = _blurred(draw.normal(*size), draw.between(0, 1))
     speckle = speckle*draw.between(.05, .35)
     floor = draw.normal(*size)*draw.between(.005, .04)
-    image = image + image*speckle + floor
-    image = image.clamp(min=0)
-    gamma = draw.between(.7, 1.4)
-    gain = draw.between(.7, 1.1)
-    image = gain*image.pow(gamma)
-    return image.clamp(0, 1)
+    image = (image + image*speckle + floor).clamp(min=0)
+    image = image.pow(draw.between(.7, 1.4))
+    return (draw.between(.7, 1.1)*image).clamp(0, 1)
 
 # %% ../../nbs/workshop/data/drawings.ipynb #c0a47bc4
 def phantoms(
@@ -451,8 +431,7 @@ def phantoms(
     for edge in edges.unbind(1):
         y += middle[:, None] >= edge[:, None]
     image = _seen(draw, _tissue(draw, y, edges))
-    pixels = (255*image).round()
-    return pixels.to(torch.uint8)[:, None], y
+    return (255*image).round().to(torch.uint8)[:, None], y
 
 # %% ../../nbs/workshop/data/drawings.ipynb #6976796f
 RETINA_COLORS = ("#222222", *(PALETTE[i] for i in (1, 5, 2)), "#F0E442",

@@ -263,33 +263,20 @@ check_conv_ghost = Exercise(
         "`((P.mT @ P)*(G.mT @ G)).sum((1, 2)).sqrt()`"))
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #d9ae5334
-def _mixed(layers, pays=lambda t, p: 2*t*t < p):
-    "The truth, or a slip with another rule."
+def _mixed(
+    layers,
+    pays=lambda t, p: 2*t*t < p,
+    keeps=lambda t, i, fan_in, o: t*(fan_in + o),
+):
+    "The truth, or a slip with another rule, or with ghosts that keep something else."
     ghosts = waiting = 0
     for i, o, kernel, size in layers:
         t, fan_in = size*size, i*kernel*kernel
         ghost = pays(t, fan_in*o)
         ghosts += ghost
-        waiting += t*(fan_in + o) if ghost else fan_in*o
+        waiting += keeps(t, i, fan_in, o) if ghost else fan_in*o
     return ghosts, waiting
 
-
-def _waits(layers, ghost):
-    "A slip: a ghost keeps something else."
-    kept = 0
-    for i, o, kernel, size in layers:
-        t, fan_in = size*size, i*kernel*kernel
-        kept += ghost(t, fan_in, o) if 2*t*t < fan_in*o else fan_in*o
-    return _mixed(layers)[0], kept
-
-
-def _keeps_pixels(layers):
-    "A slip: a ghost keeps pixels."
-    kept = 0
-    for i, o, kernel, size in layers:
-        t, p = size*size, i*o*kernel*kernel
-        kept += t*(i + o) if 2*t*t < p else p
-    return _mixed(layers)[0], kept
 
 
 def _for_all(layers):
@@ -336,10 +323,11 @@ check_mixed = Exercise(
         "the pair is (how many take inner products, numbers that wait)":
             lambda layers: _mixed(layers)[::-1],
         "a ghost keeps x and g, t*(i*kernel² + o) numbers: a sum, no product":
-            lambda layers: _waits(layers, lambda t, fan_in, o: t*fan_in*o),
+            lambda layers: _mixed(layers, keeps=lambda t, i, fan_in, o: t*fan_in*o),
         "what waits is x and g, t*(i*kernel² + o) numbers, not the tables":
-            lambda layers: _waits(layers, lambda t, fan_in, o: 2*t*t),
-        "a ghost keeps patches, i*kernel² numbers a position, not pixels": _keeps_pixels,
+            lambda layers: _mixed(layers, keeps=lambda t, i, fan_in, o: 2*t*t),
+        "a ghost keeps patches, i*kernel² numbers a position, not pixels":
+            lambda layers: _mixed(layers, keeps=lambda t, i, fan_in, o: t*(i + o)),
         "on a tie the gradients: 2t² < p, not <=":
             lambda layers: _mixed(layers, lambda t, p: 2*t*t <= p),
         "decide for each layer by itself": _for_all},

@@ -34,10 +34,10 @@ def _rows(record):
     return [line for line in record if line.get("kind") == "epoch"]
 
 
-def _eps_after(steps_of=lambda row, plan: row["step"], changed={}, **accountant):
+def _eps_after(steps_of=lambda row, plan: row["step"], changed=lambda plan: {}, **accountant):
     "A function of a record that charges `steps_of(row, plan)` steps for every row."
     def eps(record):
-        plan = record[0]["plan"] | changed
+        plan = record[0]["plan"] | changed(record[0]["plan"])
         return [epsilon(q=plan["batch_size"]/plan["n"], sigma=plan["sigma"], delta=plan["delta"],
                         steps=steps_of(row, plan), **accountant) for row in _rows(record)]
     return eps
@@ -70,16 +70,17 @@ check_eps_of_rows = Exercise(
             for row in _rows(record)],
         "one step too few: the row's own step was taken, too":
             _eps_after(lambda row, plan: row["step"] - 1),
-        "delta stands in the plan: take that one": lambda record: _eps_after()(
-            [{"plan": record[0]["plan"] | {"delta": 1/record[0]["plan"]["n"]}}, *_rows(record)]),
-        "delta stands in the plan: take it from there": _eps_after(changed={"delta": 1e-5}),
-        "delta stands in the plan, and is not always 1e-6": _eps_after(changed={"delta": 1e-6}),
+        "delta stands in the plan: take that one":
+            _eps_after(changed=lambda plan: {"delta": 1/plan["n"]}),
+        "delta stands in the plan: take it from there":
+            _eps_after(changed=lambda plan: {"delta": 1e-5}),
+        "delta stands in the plan, and is not always 1e-6":
+            _eps_after(changed=lambda plan: {"delta": 1e-6}),
         "the rows go from the first to the last": lambda record: _eps_after()(record)[::-1],
         "that is what each row adds: eps counts from the first step":
             lambda record: np.diff(_eps_after()(record), prepend=0.),
-        "q is the batch over n, as it stands in the plan: nothing is rounded": lambda record:
-            _eps_after(changed={"batch_size": record[0]["plan"]["n"]/round(
-                record[0]["plan"]["n"]/record[0]["plan"]["batch_size"])})(record),
+        "q is the batch over n, as it stands in the plan: nothing is rounded": _eps_after(
+            changed=lambda plan: {"batch_size": plan["n"]/round(plan["n"]/plan["batch_size"])}),
         "the accountant counts steps, not epochs": _eps_after(lambda row, plan: int(row["epoch"])),
         "every row gets the eps of the whole plan: charge only the steps up to the row":
             _of_the_plan,

@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import nn
 
+from .blocks import three_stages
 from .resnet import WSConv2d, four_a_group, resnet20
 
 # %% ../../nbs/workshop/models/report.ipynb #f950b8dc
@@ -48,12 +49,7 @@ def report_wrn16_4(
     in_channels:int=3,
 ):  # 2,747,994 parameters for 3 channels and 10 classes
     "Build the WRN-16-4 of the report: two blocks in each of three stages."
-    blocks = []
-    i = 16
-    for o in (64, 128, 256):
-        stride = 1 if o == 64 else 2
-        blocks += [ReportBlock(i, o, stride), ReportBlock(o, o, 1)]
-        i = o
+    blocks = three_stages(ReportBlock, (64, 128, 256), 2)
     return nn.Sequential(
         report_conv(in_channels, 16, 3, 1, 1, bias=False),
         four_a_group(16),

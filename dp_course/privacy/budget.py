@@ -153,7 +153,8 @@ def falling_root(
     f,           # falling function of log sigma
     low:float,   # where it is looked for first
     high:float,
-):               # float, to 1e-4
+    xtol:float=1e-4,
+):               # float, to `xtol`
     "Find where `f` crosses zero, widening the bracket until it holds the crossing."
     from scipy.optimize import brentq
 
@@ -162,7 +163,7 @@ def falling_root(
         low, high = high, high + .7
     while f(low) <= 0:
         low, high = low - .7, low
-    return brentq(f, low, high, xtol=1e-4)
+    return brentq(f, low, high, xtol=xtol)
 
 
 def round_up(sigma):

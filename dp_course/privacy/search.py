@@ -15,7 +15,7 @@ import torch
 
 from ..basics import check_kind, check_number, refuse_unknown
 from .accounting import PrivacyPlan, RDPAccountant, rdp_to_epsilon
-from .budget import multipliers
+from .budget import falling_root, multipliers
 from .pld import require
 from .randomness import Stream, new_seed, normal
 
@@ -145,23 +145,13 @@ def search_noise_multiplier(
     if q == 0 or steps == 0:
         return 0.
 
-    from scipy.optimize import brentq
-
     def spent(sigma):
         return search_epsilon(tries, q=q, sigma=sigma, steps=steps, delta=delta,
                               releases=releases)
 
-    def over(x):
-        return spent(math.exp(x)) - eps
-
-    low, high = -1., 0.
-    while over(high) > 0:
-        low, high = high, high+.7
-        if high > 12:
-            raise ValueError(f"{eps=} does not pay for {tries}: raise eps or try less often")
-    while over(low) <= 0:
-        low, high = low-.7, low
-    sigma = math.exp(brentq(over, low, high, xtol=1e-5))
+    if spent(math.exp(12)) > eps:
+        raise ValueError(f"{eps=} does not pay for {tries}: raise eps or try less often")
+    sigma = math.exp(falling_root(lambda x: spent(math.exp(x)) - eps, -1., 0., xtol=1e-5))
     while True:
         sigma = float(f"{sigma*(1+2e-5):.6g}")  # six digits, upwards
         if spent(sigma) <= eps:
