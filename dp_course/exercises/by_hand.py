@@ -108,17 +108,14 @@ def _flat_sum(g, bound):
     return (g*(bound/_lengths(g)).clamp(max=1)).sum(0)
 
 
-def _halves(g, bound):
-    return torch.cat([_flat_sum(part, bound) for part in g.chunk(2, 1)])
-
-
 _RELEASES = {  # what is published of (b,d) gradients, how far one newcomer moves it, advice
     "an honest clip": (_flat_sum, lambda bound: bound, "make some strangers long"),
     "a smooth clip": (
         lambda g, bound: (g*1.5*bound/(_lengths(g) + bound)).sum(0), lambda bound: 1.5*bound,
         "far out this clip gives more: try lengths up to 1e6"),
     "two tensors, each clipped by itself": (
-        _halves, lambda bound: math.sqrt(2)*bound,
+        lambda g, bound: torch.cat([_flat_sum(part, bound) for part in g.chunk(2, 1)]),
+        lambda bound: math.sqrt(2)*bound,
         "a stranger who fills one coordinate sees one tensor only: use all coordinates"),
     "a direction of length C": (
         lambda g, bound: bound*torch.nn.functional.normalize(g.sum(0), dim=0),

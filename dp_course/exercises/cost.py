@@ -43,10 +43,6 @@ def _priced(price):
     return lambda *case: _at_order(*case, price=price)
 
 
-def _coin_runs(trial):
-    return [(rdp_sampled_gaussian(trial.uniform(.01, .1), trial.uniform(.8, 2.), _ORDERS), _ORDERS,
-             steps, 1e-6) for steps in (137, 174, 211)]
-
 # %% ../../nbs/exercises/cost.ipynb #930a522a
 check_best_order = Exercise(
     "check_best_order", "`best_order(rdp, orders, steps, delta)`: the eps that Renyi divergences "
@@ -56,7 +52,9 @@ check_best_order = Exercise(
     properties={
         "one step that looks at everybody":
             lambda trial: [(_ORDERS/(2*trial.uniform(.8, 3.)**2), _ORDERS, 1, 1e-5)],
-        "hundreds of steps with a coin": _coin_runs,
+        "hundreds of steps with a coin": lambda trial: [
+            (rdp_sampled_gaussian(trial.uniform(.01, .1), trial.uniform(.8, 2.), _ORDERS), _ORDERS,
+             steps, 1e-6) for steps in (137, 174, 211)],
         "the best order at either end of the list":
             [(9*_ORDERS, _ORDERS, 50, 1e-3), (1e-9*_ORDERS, _ORDERS, 50, 1e-3)],
         "infinite divergences":

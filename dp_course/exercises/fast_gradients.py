@@ -57,11 +57,6 @@ def _alone(model, loss_fn, x, y):
     return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-def _of_the_batch(*case):
-    "A slip: the sum, as often as there are examples."
-    return {name: rows.sum(0, keepdim=True).expand_as(rows) for name, rows in _alone(*case).items()}
-
-
 def _a_bias_each(model, loss_fn, x, y):
     "A slip: a bias for every layer, whether it has one or not."
     for m in model.modules():
@@ -106,7 +101,9 @@ check_hook_gradients = Exercise(
         "a batch of one example": lambda trial: [_dense(trial, 1, 3)],
         "the model is left as it was": _untouched},
     slips={
-        "that is the gradient of the whole batch: leave b in the einsum's output": _of_the_batch,
+        "that is the gradient of the whole batch: leave b in the einsum's output":
+            lambda *case: {name: rows.sum(0, keepdim=True).expand_as(rows)
+                           for name, rows in _alone(*case).items()},
         "that is each example's share of the *mean* loss: differentiate the sum of the losses":
             lambda *case: {name: g/len(case[2]) for name, g in _alone(*case).items()},
         "the biases are missing: their gradient is g, summed over positions":
@@ -193,11 +190,6 @@ def _patches(conv, x):
     return F.unfold(x, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
 
 
-def _as_one_position(conv, x, g):
-    "A slip: the product of two lengths."
-    return _patches(conv, x).flatten(1).norm(dim=1)*g.flatten(1).norm(dim=1)
-
-
 def _squares_summed(conv, x, g):
     "A slip: positions as if they were orthogonal."
     squares = _patches(conv, x).square().sum(1)*g.flatten(2).square().sum(1)
@@ -207,11 +199,6 @@ def _squares_summed(conv, x, g):
 def _grams(rows, g):
     "(b,t,t) products of inner products between positions."
     return (rows.mT @ rows)*(g.flatten(2).mT @ g.flatten(2))
-
-
-def _whole_batch(conv, x, g):
-    "A slip: one number for the batch."
-    return _grams(_patches(conv, x), g).sum().sqrt().expand(len(x))
 
 
 def _of_pixels(conv, x, g):
@@ -251,10 +238,11 @@ check_conv_ghost = Exercise(
         "the square is missing its root": lambda *case: _conv_norms(*case).square(),
         "that adds up the lengths of the positions: they may cancel":
             lambda conv, x, g: (_patches(conv, x).norm(dim=1)*g.flatten(2).norm(dim=1)).sum(1),
-        "one sum for each example, over s and t: sum((1, 2))": _whole_batch,
+        "one sum for each example, over s and t: sum((1, 2))":
+            lambda conv, x, g: _grams(_patches(conv, x), g).sum().sqrt().expand(len(x)),
         "a filter meets patches, not single pixels: F.unfold": _of_pixels,
         "the product of two lengths holds for one position only: sum over all pairs s, t":
-            _as_one_position,
+            lambda conv, x, g: _patches(conv, x).flatten(1).norm(dim=1)*g.flatten(1).norm(dim=1),
         "positions are not orthogonal: the pairs with s and t different count, too":
             _squares_summed},
     hints=(

@@ -42,10 +42,6 @@ def _centred(x, z, mean=None, scale=None):
     return (x - mean.mean(0))*(x.shape[1]/spread).sqrt()
 
 
-def _row_by_row(x, z):
-    return (x - z.mean(0))*z.shape[1]**.5/(x - z.mean(0)).norm(dim=1, keepdim=True)
-
-
 def _features(trial, n, f):
     return 3*trial.normal(n, f) + 1
 
@@ -64,7 +60,8 @@ check_centred = Exercise(
         "somebody joins: the others' rows stay": _somebody_joins,
         "one feature": lambda trial: [(_features(trial, 4, 1), _features(trial, 9, 1))]},
     slips={
-        "every row got a length of its own: the public ones decide for all": _row_by_row,
+        "every row got a length of its own: the public ones decide for all": lambda x, z:
+            (x - z.mean(0))*z.shape[1]**.5/(x - z.mean(0)).norm(dim=1, keepdim=True),
         "every feature got a scale of its own: one number for all of them was asked for":
             lambda x, z: (x - z.mean(0))/z.std(0),
         "centred, but the mean square length of public features is not f yet":

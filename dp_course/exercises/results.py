@@ -30,11 +30,6 @@ def _with_copies(trial):
     return [(runs + runs[1:3],)]
 
 
-def _others_among_them(trial):
-    return [(_runs(trial, [7, 8], finished=False) + _runs(trial, range(3))
-             + _runs(trial, [5, 6], split="validation"),)]
-
-
 def _row(records, pick=lambda run: run["accuracies"][-1], std=statistics.stdev, copies=False,
          unfinished=False, validation=False):
     "Mean, spread and number of the runs that count, or of more than those."
@@ -62,7 +57,9 @@ check_row = Exercise(
     properties={
         "three runs": lambda trial: [(_runs(trial, range(3)),)],
         "copies among them": _with_copies,
-        "runs that were cut short, and tuning runs": _others_among_them,
+        "runs that were cut short, and tuning runs": lambda trial: [
+            (_runs(trial, [7, 8], finished=False) + _runs(trial, range(3))
+             + _runs(trial, [5, 6], split="validation"),)],
         "a single run": _single},
     slips={
         "that is the best epoch, chosen on the test set: take the last":
@@ -126,11 +123,6 @@ def _search(plan, tried, **accountant):
                    **accountant)
 
 
-def _other_plans(trial):
-    return [(PrivacyPlan(n=5000, batch_size=50 + 10*trial.whole(0, 9), steps=40, eps=2.,
-                         delta=1e-5), tried) for tried in (1, 4)]
-
-
 check_search_cost = Exercise(
     "check_search_cost", "`search_cost(plan, tried)`: eps of the final run and of all tuning runs "
     "together.",
@@ -140,7 +132,9 @@ check_search_cost = Exercise(
     properties={
         "the digits: 34 tuning runs": lambda trial: [
             (PrivacyPlan(n=1437, batch_size=240, steps=72, eps=3., delta=1e-5), 34)],
-        "other plans": _other_plans,
+        "other plans": lambda trial: [
+            (PrivacyPlan(n=5000, batch_size=50 + 10*trial.whole(0, 9), steps=40, eps=2.,
+                         delta=1e-5), tried) for tried in (1, 4)],
         "no search at all: the plan's own eps": lambda trial: [
             (PrivacyPlan(n=2000, batch_size=100, steps=20, eps=1., delta=1e-5), 0)]},
     slips={

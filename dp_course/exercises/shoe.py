@@ -14,10 +14,6 @@ from .cards import Exercise, below
 from ..privacy import PLDAccountant, RDPAccountant
 
 # %% ../../nbs/exercises/shoe.ipynb #693e33c2
-def _tempered(x, scale, temperature, offset):
-    return scale*torch.sigmoid(temperature*x) - offset
-
-
 def _any_three(trial):
     x, (s, T, o) = 3*trial.normal(5), (trial.uniform(.5, 1.5) for _ in range(3))
     return [(x, s, T, o), (x, 2*s, T/2, o/3)]
@@ -26,7 +22,7 @@ def _any_three(trial):
 check_tempered = Exercise(
     "check_tempered", "`tempered(x, scale, temperature, offset)`: the tempered sigmoid, of the "
     "shape of x.",
-    truth=_tempered,
+    truth=lambda x, scale, temperature, offset: scale*torch.sigmoid(temperature*x) - offset,
     properties={
         "any three numbers": _any_three,
         "(2, 2, 1) is tanh": lambda trial: [(trial.normal(5), 2., 2., 1.)],
@@ -77,11 +73,6 @@ def _tuned(trial, act, luck):
     return [rows[i] for i in order], act
 
 
-def _equals():
-    return [dict(stage="tune", act="tanh", lr=lr, max_norm=.1, seed=0, accuracy=.8)
-            for lr in (4., 2., 8.)]
-
-
 check_fair_choice = Exercise(
     "check_fair_choice", "`fair_choice(rows, act)`: the rate and the threshold, (lr, max_norm), "
     "that tuning chooses for an activation.",
@@ -90,7 +81,9 @@ check_fair_choice = Exercise(
     properties={
         "what suits tanh": lambda trial: [_tuned(trial, "tanh", luck) for luck in (.001, 0.)],
         "what suits relu": lambda trial: [_tuned(trial, "relu", luck) for luck in (.001, 0.)],
-        "of equals the smaller rate": [(_equals(), "tanh")]},
+        "of equals the smaller rate": [
+            ([dict(stage="tune", act="tanh", lr=lr, max_norm=.1, seed=0, accuracy=.8)
+              for lr in (4., 2., 8.)], "tanh")]},
     slips={
         "you chose on the test set: those rows are for the end":
             lambda rows, act: _choice(rows, act, "final"),

@@ -114,7 +114,6 @@ def load_whole(
 ENCODERS = {
     "resnet20": resnet20,
     "wrn10_2": partial(wide_resnet, 10, 2),
-    "wrn16_2": partial(wide_resnet, 16, 2),
 }
 
 

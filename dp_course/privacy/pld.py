@@ -45,15 +45,20 @@ def require(
         check_number(f"is not {rule}", follows, **{name: value})
 
 
+def _as_numbers(values):
+    "A list of numbers as an array; an empty one where it is none."
+    try:
+        return np.atleast_1d(np.asarray(values, dtype=float))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return np.zeros(0)
+
+
 def read_orders(
     orders,  # (a,) numbers
 ):           # (a,) float64
     "Read a list of Renyi orders."
     # ValueError: no numbers, one that is not > 1, or one above 10**5: time and memory grow with it
-    try:
-        numbers = np.atleast_1d(np.asarray(orders, dtype=float))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        numbers = np.zeros(0)
+    numbers = _as_numbers(orders)
     good = (numbers > 1) & (numbers <= 1e5)
     if numbers.ndim != 1 or not len(numbers) or not good.all():
         raise ValueError(f"orders={orders!r:.80} is not a list of Renyi orders: pass numbers > 1, "
@@ -67,10 +72,7 @@ def read_divergences(
 ):           # (a,) float64
     "Read the Renyi divergences that hold at some orders."
     # ValueError: not one number >= 0 for each order; NaN proves nothing
-    try:
-        numbers = np.atleast_1d(np.asarray(rdp, dtype=float))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        numbers = np.zeros(0)
+    numbers = _as_numbers(rdp)
     if numbers.shape != orders.shape or not (numbers >= 0).all():
         raise ValueError(f"rdp={rdp!r:.80} is not a list of divergences: pass a number >= 0, or "
                          "inf, for each of the orders")
