@@ -7,6 +7,7 @@ __all__ = ['Diagram', 'Film', 'step_film']
 
 # %% ../nbs/workshop/diagrams.ipynb #5ac40687
 import html
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,16 +22,13 @@ def _title_line(title):
     return f'<text x="4" y="-9" font-size="14" font-weight="bold">{html.escape(title)}</text>'
 
 
+@dataclass
 class Diagram:
     "Shapes on a white sheet."
-    def __init__(
-        self,
-        title:str,   # what to see, also for those who hear it
-        width:int,   # pixels
-        height:int,  # pixels, without the title's line
-    ):
-        self.title, self.width, self.height = title, width, height
-        self.parts = []
+    title:str                               # what to see, also for those who hear it
+    width:int                               # pixels
+    height:int                              # pixels, without the title's line
+    parts:list=field(default_factory=list)  # what is on it
 
     def add(self, tag, text="", **attributes):
         "Put one SVG element on the sheet; text is escaped."

@@ -119,7 +119,7 @@ class KeptGradients:
         return total.movedim(-1, 1).contiguous() if self.by_pixel else total
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #659abc4c
-@dataclass
+@dataclass(eq=False)
 class GhostNorm:
     "Squared norms now, and a function for the weighted sum once the factors are known."
     squared:torch.Tensor      # (b)
@@ -188,16 +188,14 @@ def _columns(rows, width):  # list of slices
     return [slice(low, low + size) for low in range(0, width, size)]
 
 
+@dataclass(eq=False)
 class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
-    def __init__(
-        self,
-        x,  # (b,t,i) input
-        g,  # (b,t,o) gradient of the output
-    ):
-        self.x, self.g = x, g
-        self.shape = torch.Size((g.shape[2], x.shape[2]))
-        self.careful = False  # is an example's gradient so short that float32 would lose it?
+    x:torch.Tensor      # (b,t,i) input
+    g:torch.Tensor      # (b,t,o) gradient of the output
+    careful:bool=False  # is an example's gradient so short that float32 would lose it?
+
+    shape = property(lambda self: torch.Size((self.g.shape[2], self.x.shape[2])))
 
     def gradients(self):  # (b,o,i)
         return torch.einsum("bto,bti->boi", self.g, self.x)
@@ -513,20 +511,17 @@ def _conv_ghost_pays(conv, x, y, b):
     return 12*t**2 < conv.weight.numel()
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #d9de1f5a
+@dataclass(eq=False)
 class ConvWeight:
     "What a convolution's input and output gradient say about each example's gradient."
-    def __init__(
-        self,
-        conv,     # the convolution
-        x,        # ((k b),i,...) input
-        g,        # ((k b),o,...) gradient of the output
-        b,        # examples
-        padding,  # zeros on both sides, per axis
-    ):
-        self.conv, self.x, self.g, self.b = conv, x, g, b
-        self.padding = tuple(padding)
-        self.shape = conv.weight.shape
-        self.careful = False  # as in `LinearWeight`
+    conv:nn.Module      # the convolution
+    x:torch.Tensor      # ((k b),i,...) input
+    g:torch.Tensor      # ((k b),o,...) gradient of the output
+    b:int               # examples
+    padding:tuple       # zeros on both sides, per axis
+    careful:bool=False  # as in `LinearWeight`
+
+    shape = property(lambda self: self.conv.weight.shape)
 
     def gradients(self):  # (b,*weight.shape)
         if self._small_and_deep():

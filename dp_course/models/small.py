@@ -9,6 +9,7 @@ __all__ = ['ACTIVATIONS', 'TemperedSigmoid', 'activation', 'papernot_cnn', 'acti
 # %% ../../nbs/15_shoe.ipynb #959f907f
 import math
 from copy import deepcopy
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -90,14 +91,12 @@ def activation_norm(
     return model[:first](x).flatten(1).norm(dim=1).mean().item()
 
 
+@dataclass
 class NormWatch:
     "A callback: how long the first layer's activations are, step by step."
-    def __init__(
-        self,
-        x,            # (b,...) normalized images that are public
-        every:int=10, # steps
-    ):
-        self.x, self.every, self.norms = x, every, {}
+    x:torch.Tensor                          # (b,...) normalized images that are public
+    every:int=10                            # steps
+    norms:dict=field(default_factory=dict)  # step -> length
 
     def __call__(self, trainer):
         if trainer.t % self.every == 0 or trainer.t == 1:

@@ -9,6 +9,7 @@ __all__ = ['STEPS', 'Entry', 'Ledger', 'Book']
 import json
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,17 +99,13 @@ def _run_name(plan):
     return secrets.token_hex(8) + (f", one {unit} a unit" if unit != "example" else "")
 
 # %% ../../nbs/workshop/training/ledger.ipynb #47736416
+@dataclass
 class _File:
     "The ledger beside one checkpoint, and what we know of it."
-    def __init__(
-        self,
-        path,     # of the checkpoint
-        journal,
-        run:str,  # whose it is
-        known,    # entries that it holds
-    ):
-        self.path, self.journal, self.run = Path(path), journal, run
-        self.known = set(known)
+    path:Path        # of the checkpoint
+    journal:Journal
+    run:str          # whose it is
+    known:set        # entries that it holds
 
     def add(self, entries):  # list of entries that others have added
         "Append what the file lacks."
@@ -274,11 +271,11 @@ class Book:
         mine = self.ledger.entries()
         if lines[:1] == [_head(self.run)]:
             there = _read(lines, journal, self.run)
-            self._files[path] = _File(path, journal, self.run, there)
+            self._files[path] = _File(path, journal, self.run, set(there))
             self._take_in([*there, *self._files[path].add(mine)])
         else:
             journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
-            self._files[path] = _File(path, journal, self.run, mine)
+            self._files[path] = _File(path, journal, self.run, set(mine))
         self._take_in(self._from_shelf())
 
         def undo():
@@ -303,7 +300,7 @@ class Book:
                              "back a copy of the whole file")
         self.run = state["run"]
         self._files = {p: file for p, file in self._files.items() if file.run == self.run}
-        self._files[path] = _File(path, journal, self.run, there)
+        self._files[path] = _File(path, journal, self.run, set(there))
         self._take_in([*there, *known, *self._ask(self._from_shelf)])
         self.budget.load_state_dict(state["budget"])
         self._ask(self._write, self.ledger.entries())
@@ -326,7 +323,7 @@ class Book:
             there = _read(journal.entries(), journal, self.run)
         except OSError:  # a home that cannot be written: then copies are not seen
             return []
-        self._files[place] = _File(place, journal, self.run, there)
+        self._files[place] = _File(place, journal, self.run, set(there))
         self._files[place].add(self.ledger.entries())
         return there
     def state_dict(self):

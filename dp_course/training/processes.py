@@ -174,10 +174,8 @@ def _told(thing):
 
 def _parts_of(trainer):  # yields name, what all processes must have in common
     "What would make one process clip, compute or step otherwise than the rest."
-    yield "clip", _told(trainer.clip)
-    yield "loss_fn", _told(trainer.loss_fn)
-    yield "engine", _told(trainer.engine)
-    yield "augment", _told(trainer.augment)
+    for part in ("clip", "loss_fn", "engine", "augment"):
+        yield part, _told(getattr(trainer, part))
     groups = [{k: v for k, v in group.items() if k != "params"}
               for group in trainer.optimizer.param_groups]
     yield "optimizer", (type(trainer.optimizer).__name__, _told(groups))
