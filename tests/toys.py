@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dp_course.cli import Job, train
-from dp_course.data import Examples, load
+from dp_course.data import Examples, Views, load
 from dp_course.privacy import RDPAccountant
 from dp_course.training import Trainer, read_record
 
@@ -93,6 +93,20 @@ def toy(n=12, classes=3, shape=(5,), dtype=torch.float64, seed=0):
 def linear(dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
     return nn.Linear(5, 3).to(dtype)
+
+
+def digit_net(seed=0):
+    "Softmax regression on the digits."
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def jitter(x, y, g):
+    return x + .1*torch.randn(x.shape, generator=g, dtype=x.dtype), y
+
+
+def two_views(x, y, g):
+    return Views(torch.stack([x, jitter(x, y, g)[0]], 1)), y
 
 
 def conv():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import optimize, special, stats
 from torch import nn
+from toys import digit_net
 from toys import generator as gen
 
 from dp_course.data import load
@@ -40,11 +41,6 @@ BUDGET = dict(eps=3., delta=1e-5)
 REPORT = dict(q=1/25, sigma=1.6138, steps=625, delta=1e-5)  # eps = 2.985
 SHAPES = (-.5, 0., 1e-9, .5, 1., 4., math.inf)
 by_shape = pytest.mark.parametrize("eta", SHAPES)
-
-
-def linear(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +81,7 @@ def test_gradient_noise_refuses(wrong):
 
 @pytest.mark.parametrize("engine", [loop_grad_sum, fast_grad_sum])
 def test_signal_is_the_clipped_mean_gradient(few, engine):
-    model, clip = linear(), FlatClip(.7)
+    model, clip = digit_net(), FlatClip(.7)
     grads, norms = loop_grad_sum(model, LOSS, few.train_x, few.train_y, clip)
     mean = torch.cat([g.flatten() for g in grads.values()])/200
     whole = torch.linalg.vector_norm(norms, dim=0).clamp(max=.7)
@@ -104,9 +100,9 @@ def test_a_broken_example_counts_as_zero(few):
     keep = torch.arange(200) != 3
     broken = few.train_x.clone()
     broken[3] = math.nan
-    row, = nonprivate_signal_noise(linear(), (broken, few.train_y), [100], draws=2)
+    row, = nonprivate_signal_noise(digit_net(), (broken, few.train_y), [100], draws=2)
     rest = few.train_x[keep], few.train_y[keep]
-    other, = nonprivate_signal_noise(linear(), rest, [100], draws=2)
+    other, = nonprivate_signal_noise(digit_net(), rest, [100], draws=2)
     for key in ("signal", "mean_square"):
         assert row[key] == pytest.approx(other[key]*199/200, rel=1e-5)
     assert math.isfinite(row["scatter"])
@@ -116,17 +112,17 @@ def test_dicts_of_tensors_are_measured_too(few):
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = linear()
+            self.inner = digit_net()
 
         def forward(self, image):
             return self.inner(image)
-    plain, = nonprivate_signal_noise(linear(), few, [100], draws=2)
+    plain, = nonprivate_signal_noise(digit_net(), few, [100], draws=2)
     named, = nonprivate_signal_noise(Named(), ({"image": few.train_x}, few.train_y), [100], draws=2)
     assert named == pytest.approx(plain, rel=1e-5)
 
 
 def test_measuring_repeats_and_leaves_the_model_alone(few):
-    model = linear()
+    model = digit_net()
     before = [p.clone() for p in model.parameters()]
 
     def measure(**kwargs):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import nn
-from toys import Plan, behind, linear, loss, same, toy
+from toys import Plan, behind, jitter, linear, loss, same, toy
 
 from dp_course.cli import load_data, make_config, make_trainer
 from dp_course.data import Examples, Views
@@ -30,10 +30,6 @@ from dp_course.training import Trainer
 pytestmark = pytest.mark.usefixtures("proved_once")
 
 SIGMA, Q = 1.3, 1/3
-
-
-def jitter(x, y, g):
-    return x + .1*torch.randn(x.shape, generator=g, dtype=x.dtype), y
 
 
 def three_views(x, y, g):

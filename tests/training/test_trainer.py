@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from toys import Plan, behind, close, conv, linear, loss, same, toy, trainer
+from toys import Plan, behind, close, conv, jitter, linear, loss, same, toy, trainer, two_views
 
 from dp_course.data import Examples, Views
 from dp_course.gradients import FlatClip, loop_grad_sum
@@ -185,14 +185,6 @@ def test_bad_example_in_training_is_counted_and_harmless():
     run.data.train_x[7, 1] = math.inf
     run.fit()
     assert run.model.weight.isfinite().all() and run.nonprivate_nonfinite == 6
-
-
-def jitter(x, y, g):
-    return x + .1*torch.randn(x.shape, generator=g, dtype=x.dtype), y
-
-
-def two_views(x, y, g):
-    return Views(torch.stack([x, jitter(x, y, g)[0]], 1)), y
 
 
 @pytest.mark.quick(6)

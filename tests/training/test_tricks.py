@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from toys import digit_net, loss
 from toys import generator as gen
-from toys import loss
 
 from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
@@ -45,11 +45,6 @@ def digits():
     return load("digits")
 
 
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-
-
 def make_plan(steps=12):
     return PrivacyPlan(n=1437, batch_size=64, steps=steps, eps=3., delta=1e-5,
                        accountant=RDPAccountant)
@@ -57,7 +52,7 @@ def make_plan(steps=12):
 
 def trainer(digits, steps=12, seed=1, plan=None, **kwargs):
     kwargs = dict(engine=fast_grad_sum, optimizer=partial(torch.optim.SGD, lr=.5)) | kwargs
-    return Trainer(net(), digits, plan or make_plan(steps), seed=seed, **kwargs)
+    return Trainer(digit_net(), digits, plan or make_plan(steps), seed=seed, **kwargs)
 
 
 def same_weights(a, b):
@@ -182,7 +177,7 @@ def test_masks_must_fit_their_images(shape):
 @pytest.mark.parametrize("engine", [loop_grad_sum, fast_grad_sum])
 def test_sensitivity_with_views_is_the_clip_and_k_times_that_if_each_is_clipped(digits, engine):
     k, x, y = 4, digits.normalize(digits.train_x[:12]).double(), digits.train_y[:12]
-    model = net().double()
+    model = digit_net().double()
 
     def clipped(x, y):
         return flat(engine(model, loss, x, y, FlatClip(1.))[0].values())
@@ -283,7 +278,7 @@ def test_tied_and_frozen_parameters():
 
 
 def test_swapped_comes_back_even_after_an_exception(digits):
-    model = net()
+    model = digit_net()
     old = copy.deepcopy(model.state_dict())
 
     def is_old():
@@ -310,7 +305,7 @@ def test_evaluate_measures_the_average_and_leaves_the_run_alone(digits):
         return trainer(digits, callbacks=[ema, *peek]).fit(), ema
     (looked, ema), (blind, _) = run(True), run(False)
     assert same_weights(looked, blind)
-    twin = net()
+    twin = digit_net()
     twin.load_state_dict(ema.weights)
     guess = twin(digits.normalize(digits.test_x)).argmax(1)
     assert ema.evaluate(looked) == (guess == digits.test_y).double().mean().item()
@@ -450,8 +445,8 @@ def test_from_plan_knows_the_noise_that_the_trainer_adds(digits):
 
     def look(run):
         grads.append(flat(p.grad for p in run.params.values()))
-    run = Trainer(net(), digits, plan, loss_fn=lambda output, y: 1e-9*output.sum(1), clip=clip,
-                  seed=2, callbacks=[look],
+    run = Trainer(digit_net(), digits, plan, loss_fn=lambda output, y: 1e-9*output.sum(1),
+                  clip=clip, seed=2, callbacks=[look],
                   optimizer=DPAdam.from_plan(plan, clip, lr=.01)).fit()
     std = run.optimizer.param_groups[0]["noise_std"]
     assert std == pytest.approx(.3*plan.sigma/64)
@@ -463,7 +458,7 @@ def test_from_plan_with_one_std_per_tensor(digits):
         def std(self, sigma):
             return torch.tensor([1., 2.])*sigma
     plan = make_plan(3)
-    optimizer = DPAdam.from_plan(plan, PerTensor(1.))(net().parameters())
+    optimizer = DPAdam.from_plan(plan, PerTensor(1.))(digit_net().parameters())
     want = pytest.approx([plan.sigma/64, 2*plan.sigma/64])
     assert optimizer.param_groups[0]["noise_std"] == want
 
@@ -483,11 +478,11 @@ def test_adam_resumes_bit_identically(digits, tmp_path):
     dict(noise_std=[.1, math.inf])])
 def test_adam_refuses(bad):
     with pytest.raises(ValueError, match="pass"):
-        DPAdam(net().parameters(), **bad)
+        DPAdam(digit_net().parameters(), **bad)
 
 
 def test_adam_refuses_the_wrong_number_of_stds():
-    model = net()
+    model = digit_net()
     optimizer = DPAdam(model.parameters(), noise_std=[.1]*3)
     model(torch.zeros(1, 1, 8, 8)).sum().backward()
     with pytest.raises(ValueError, match="3 noise_std for 2 tensors"):
@@ -532,7 +527,7 @@ def test_the_noisy_metric_is_noised(digits):
     x, y = digits.test_x[:50], digits.test_y[:50]
     free = SimpleNamespace(n=1437, batch_size=64, steps=12, q=64/1437, sigma=1., eps=math.inf,
                            delta=1e-5, accountant=RDPAccountant)
-    run = Trainer(net(), digits, free).fit(3)
+    run = Trainer(digit_net(), digits, free).fit(3)
     exact = (run.model(digits.normalize(x)).argmax(1) == y).double().mean().item()
     noisy = NoisyAccuracy(x, y, 5., 500)
     draws = []
@@ -589,7 +584,7 @@ def test_exact_metrics_on_private_rows_are_refused(digits):
     Plateau(Trainer.evaluate, every=1)
     held_out = digits.split(300)
     plan = PrivacyPlan(n=1137, batch_size=64, steps=2, eps=3., delta=1e-5)
-    run = Trainer(net(), held_out, plan, callbacks=[Plateau(Trainer.evaluate, every=1)])
+    run = Trainer(digit_net(), held_out, plan, callbacks=[Plateau(Trainer.evaluate, every=1)])
     with pytest.raises(ValueError, match="held out of the private training set"):
         run.step()
     assert "validation split are nonprivate" in run.statement()
