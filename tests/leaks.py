@@ -1576,7 +1576,6 @@ def three_ways(x, y, g):
     return x*kind + torch.bernoulli(torch.full_like(x, .5), generator=g), y
 
 
-SIMPLE = lambda: nn.Linear(5, 10)  # noqa: E731
 INNOCENTS = {
     "log1p of counts": dict(data=lambda: Examples(
         torch.randint(99, (N, 5), generator=gen()).float(), torch.arange(N) % 10,
@@ -1736,7 +1735,6 @@ CHANGES = {  # what somebody does to a trainer of `Inside(F)` between two steps
     "loss, other weight": lambda run: run.loss_fn.keywords.update(label_smoothing=.5),
     "threshold": lambda run: setattr(run.clip, "max_norm", math.nan),
 }
-CENTRED_IN_PLACE = lambda run: rows_of(run).sub_(rows_of(run).mean(0))  # noqa: E731
 
 
 def answer_after(change):  # None, or why the second step was refused
