@@ -395,6 +395,9 @@ check_spent = Exercise(
             _composed(lambda first, last: first["plan"]["steps"]),
         "every run has a rate and a noise of its own": lambda records, delta: _composed()(
             [[records[0][0], *record[1:]] for record in records], delta),
+        "every run has a rate of its own: its batches may be larger": lambda records, delta:
+            _composed()([[{"plan": record[0]["plan"] | {"q": records[0][0]["plan"]["q"]}},
+                          *record[1:]] for record in records], delta),
         "that is RDP: safe, and larger than needed": _composed(accountant=RDPAccountant)},
     hints=(
         "One accountant for all runs: it can take steps of different kinds.",

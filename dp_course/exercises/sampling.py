@@ -52,7 +52,8 @@ def _marks(trial, n, q, draws):
         idx = torch.as_tensor(trial(n, q, trial.fresh_generator())).long().flatten()
         inside = (idx >= 0) & (idx < n)
         trial.need(bool(inside.all()), f"an index outside 0...{n-1}", _BEYOND)
-        trial.need(len(idx.unique()) == len(idx), "somebody is in the same batch twice", _REPEATED)
+        trial.need(len(idx.unique()) == len(idx), "somebody is in the same batch twice", _REPEATED,
+                   leaks=True)
         row[idx] = True
     return x
 
@@ -104,7 +105,8 @@ def _sorted_set(trial):
     idx = torch.as_tensor(trial(10_000, .01, trial.fresh_generator())).double()
     gaps = idx.diff()
     trial.need(len(idx) > 0, "nobody was drawn")
-    trial.need((gaps > 0).all(), "not sorted, or repeated", _REPEATED*bool((gaps == 0).any()))
+    twice = bool((gaps == 0).any())
+    trial.need((gaps > 0).all(), "not sorted, or repeated", _REPEATED*twice, leaks=twice)
     trial.need((idx == idx.round()).all(), "indices are whole numbers")
     trial.need(idx.max() < 10_000, f"an index of {idx.max():.0f} in 10,000 examples", _BEYOND)
 

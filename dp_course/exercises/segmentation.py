@@ -82,13 +82,13 @@ check_dice = Exercise(
         "sum below is 0"))
 
 # %% ../../nbs/exercises/segmentation.ipynb #0012e708
-def _own_share(x, owners, exclude=True):
+def _own_share(x, owners, exclude=True, whose=lambda owners, nearest: owners[nearest]):
     "Share of scans whose nearest other scan has the same owner."
     flat = x.double().flatten(1)
     far = torch.cdist(flat, flat)
     if exclude:
         far.fill_diagonal_(math.inf)
-    return (owners[far.argmin(1)] == owners).double().mean().item()
+    return (whose(owners, far.argmin(1)) == owners).double().mean().item()
 
 
 def _people(trial, noise, scans=4, count=5):
@@ -109,6 +109,8 @@ check_own_share = Exercise(
             lambda trial: [_people(trial, 1., scans=1, count=6)]},
     slips={
         "every scan is most like itself: leave it out": lambda x, o: _own_share(x, o, False),
+        "that is the number of the nearest scan: ask whose it is, owners[nearest]":
+            lambda x, o: _own_share(x, o, whose=lambda owners, nearest: nearest),
         "a share, not a count": lambda x, o: _own_share(x, o)*len(x),
         "that is the share of the others": lambda x, o: 1 - _own_share(x, o)},
     hints=(

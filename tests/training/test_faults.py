@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import warm
 from toys import Bomb, equal, finished_in, released
@@ -156,7 +157,7 @@ def test_wrong_bits_of_an_older_record_are_refused_or_read_but_never_another_err
                 read(cut_short)
             except ValueError as error:
                 assert len(str(error).splitlines()) == 1
-        console.plt.close("all")
+        plt.close("all")
 
 
 def test_record_of_an_older_version_goes_on(cut_short):
