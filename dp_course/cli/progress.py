@@ -76,7 +76,7 @@ class Stopwatch:
         return self.before + sum(self.took)
 
 
-@dataclass
+@dataclass(eq=False)
 class TimeLimit:
     "Ask whether the next step would end too late; the first one never does."
     seconds:float    # None: no limit
@@ -89,7 +89,7 @@ class TimeLimit:
         return time.perf_counter() + max(self.watch.took) > self.began + self.seconds
 
 # %% ../../nbs/workshop/cli/progress.ipynb #3a4217e3
-@dataclass
+@dataclass(eq=False)
 class Stop:
     "Ask every process, before a step, whether there is a reason to stop; all hear the same."
     peers:Peers
@@ -127,7 +127,7 @@ class Run:
             self.record.close()
 
 # %% ../../nbs/workshop/cli/progress.ipynb #b180785a
-@dataclass
+@dataclass(eq=False)
 class AtEpochs:
     "Call other callbacks after every epoch and after the last step."
     plan:object
@@ -141,7 +141,7 @@ class AtEpochs:
                 f(trainer)
 
 
-@dataclass
+@dataclass(eq=False)
 class Evaluation:
     "Test the newest weights on the public test part, at most once per step."
     peers:Peers = Peers()      # each process tests its share
@@ -240,7 +240,7 @@ def describe_row(row, plan):
     return f"epoch {row['epoch']:.1f}/{plan.steps*plan.q:.1f}  {describe_scores(row)}"
 
 # %% ../../nbs/workshop/cli/progress.ipynb #b815096a
-@dataclass
+@dataclass(eq=False)
 class Lines:
     "Say a plain line per epoch."
     row:EpochRow

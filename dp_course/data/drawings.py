@@ -263,7 +263,7 @@ def drawn_bars(
     return (255*bars).to(torch.uint8)[:, None], labels
 
 # %% ../../nbs/workshop/data/drawings.ipynb #33075936
-@dataclass
+@dataclass(eq=False)
 class _Draw:
     "Chance for a number of images."
     n:int                      # images

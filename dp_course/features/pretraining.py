@@ -35,7 +35,7 @@ from ..training import Record, Trainer, code_version, load_checked, save_atomic
 _KIND = "dp_course pretraining 1"
 
 
-@dataclass
+@dataclass(eq=False)
 class ResumableRun:
     "A training without privacy that can be cut anywhere and picked up."
     config:object         # a dataclass of every number, `seed` and `precision` among them

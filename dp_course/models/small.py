@@ -91,7 +91,7 @@ def activation_norm(
     return model[:first](x).flatten(1).norm(dim=1).mean().item()
 
 
-@dataclass
+@dataclass(eq=False)
 class NormWatch:
     "A callback: how long the first layer's activations are, step by step."
     x:torch.Tensor                          # (b,...) normalized images that are public

@@ -267,7 +267,7 @@ class HeadFirst:
         self.begin()
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #d499b475
-@dataclass
+@dataclass(eq=False)
 class public:
     "A promise that a metric looks at public data only, or at none."
     metric:object  # trainer -> number

@@ -99,7 +99,7 @@ def _run_name(plan):
     return secrets.token_hex(8) + (f", one {unit} a unit" if unit != "example" else "")
 
 # %% ../../nbs/workshop/training/ledger.ipynb #47736416
-@dataclass
+@dataclass(eq=False)
 class _File:
     "The ledger beside one checkpoint, and what we know of it."
     path:Path        # of the checkpoint

@@ -154,7 +154,7 @@ def test_the_snippet_for_several_processes_runs_in_two(tmp_path):
     "The page runs it alone; torchrun runs the same lines in two processes."
     cells = code_of(ROOT/"nbs/pages/i_want.ipynb")
     wanted = [next(cell for cell in cells if word in cell)
-              for word in ("import tempfile", "open_memmap", "ProcessTrainer")]
+              for word in ("import tempfile", "open_memmap", "ProcessTrainer(")]
     assert [line for line in wanted[1].splitlines() if line.startswith("Trainer")]
     wanted[1] = wanted[1].rsplit("\n", 1)[0]  # without the run of one process
     (tmp_path/"train.py").write_text("\n\n".join(wanted).replace("\nProcess", "\nt = Process")
