@@ -226,8 +226,8 @@ class PrivacyPlan:
         return plan_in_words(self)
 
     def budget(self):  # `Budget`
-        "Open a book with the plan's eps and delta; all that is planned is known to fit."
-        book = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
-                      planned=self._bill(self.steps))
-        book.unit = self.unit
-        return book
+        "Make a budget of the plan's eps and delta; all that is planned is known to fit."
+        budget = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
+                          planned=self._bill(self.steps))
+        budget.unit = self.unit
+        return budget

@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "guard_rows": """
         model_input refuse_mixed_items same_draws""",
     "ledger": """
-        Book Entry Ledger STEPS""",
+        Entry Ledger STEPS""",
     "metrics": """
         accuracy binary_accuracy squared_error""",
     "micro_batches": """

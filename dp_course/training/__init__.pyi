@@ -43,7 +43,6 @@ from .guard_plan import refuse_units as refuse_units
 from .guard_rows import model_input as model_input
 from .guard_rows import refuse_mixed_items as refuse_mixed_items
 from .guard_rows import same_draws as same_draws
-from .ledger import Book as Book
 from .ledger import Entry as Entry
 from .ledger import Ledger as Ledger
 from .ledger import STEPS as STEPS

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from ..basics import check_number, pick_device, refuse_unknown
-from .ledger import Book
+from .ledger import Ledger
 from .micro_batches import digest_of, fingerprint
 from .trainer import Trainer
 
@@ -183,8 +183,8 @@ def _parts_of(trainer):  # yields name, what all processes must have in common
     yield "precision", (kinds, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))
 
 # %% ../../nbs/workshop/training/processes.ipynb #0cabb375
-class _SharedBook(Book):
-    "One book for all processes: the first one reads and writes the files, and tells the others."
+class _SharedLedger(Ledger):
+    "One ledger for all processes: the first one reads and writes the files, and tells the others."
     def __init__(self, plan, peers):
         super().__init__(plan)
         self.peers = peers
@@ -220,7 +220,7 @@ class ProcessTrainer(Trainer):
         self.peers = peers
         super().__init__(model, data, plan, **options)
         self._secret = peers.broadcast(self._secret)
-        self._book = _SharedBook(plan, peers)
+        self._ledger = _SharedLedger(plan, peers)
         peers.agree("plan or network", self._config())
         for part, told in _parts_of(self):
             peers.agree(part, told)

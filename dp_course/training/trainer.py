@@ -28,7 +28,7 @@ from .checkpoints import load_checked, save_atomic
 from .guard_clip import _refuse_uncovered, refuse_fading, refuse_unbounded
 from .guard_model import Seal, check_model, check_optimizer, dropouts
 from .guard_plan import check_plan, in_units, most_rows
-from .ledger import STEPS, Book, Entry
+from .ledger import STEPS, Entry, Ledger
 from .metrics import accuracy
 from .guard_engine import prove_units
 from .proof import prove_again, prove_separate
@@ -77,7 +77,7 @@ class Trainer:
         self._secret = new_seed(seed)
         self._given = None if seed is None else str(seed)
         check_plan(plan, self.data)
-        self._book = Book(plan)
+        self._ledger = Ledger(plan)
         self.optimizer = _made_optimizer(optimizer, model)
         _check_schedule(self.clip, plan)
         refuse_unbounded(self.clip, plan.sigma, len(self.params), self._share)
@@ -183,12 +183,12 @@ class Trainer:
     def step(self):
         "Take one private step, or raise `ValueError` if the plan does not pay for it."
         if not self.try_step():
-            self._book.refuse_step()
+            self._ledger.refuse_step()
         return self
 
     def left(self):
         "How many more steps are paid for; those that repeat others exactly are free."
-        return self._book.left(self.t)
+        return self._ledger.left(self.t)
 
     def try_step(self):  # bool: was it paid for?
         "Take one private step, unless the plan does not pay for it."
@@ -226,9 +226,9 @@ class Trainer:
         for batch in count():  # a batch serves for one sum: if there was another, the next batch
             total, norms, entry = self._sum_to_charge(batch)
             if self._ledger.first(entry) is None:
-                if not self._book.pays(entry):
+                if not self._ledger.pays(entry):
                     return None
-                self._book.charge(entry)
+                self._ledger.charge(entry)
             if self._ledger.first(entry) == entry:
                 return total, norms, entry
 
@@ -354,7 +354,7 @@ class Trainer:
         entry = self._entry(what, released, q=1., sigma=sigma)
         if most is not None and taken >= most and not self._ledger.holds(entry):
             raise ValueError(f"{what}: {most} looks were planned, and taken: plan for more")
-        self._book.charge(entry)
+        self._ledger.charge(entry)
         return value + sigma*sensitivity*normal(value.shape, self._noise(entry))
 
     def epsilon(
@@ -375,7 +375,7 @@ class Trainer:
                   for what, posts in self.budget.posts.items()
                   if what != STEPS for _, sigma, n in posts]
         copies = ""
-        if self.plan.sigma and self._book.saved:
+        if self.plan.sigma and self._ledger.saved:
             copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
                       "on elsewhere spends again, unseen.")
         exact = " Exact accuracies on its validation split are nonprivate."
@@ -447,9 +447,9 @@ class Trainer:
             "seed": [self._secret.start, self._secret.secret, list(self._secret.turns)],
             "counts": [self.t, self.nonprivate_nonfinite],
         }
-        undo = self._book.follow(_file(path))
+        undo = self._ledger.follow(_file(path))
         try:
-            save_atomic({**state, "book": self._book.state_dict()}, path)
+            save_atomic({**state, "book": self._ledger.state_dict()}, path)
         except BaseException:
             undo()
             raise
@@ -470,7 +470,7 @@ class Trainer:
             raise ValueError(f"{path} is a checkpoint of a run on other data: rows or labels are "
                              "not those that it began with; go on with them, or start a new run")
         _check_saved(state, path, self.clip, self.plan, len(self.params), self._parts)
-        self._book.join(path, state["book"])
+        self._ledger.join(path, state["book"])
         self.model.load_state_dict(state["model"])
         for part, saved in zip(self._parts, state["parts"]):
             part.load_state_dict(saved)
@@ -530,7 +530,7 @@ class Trainer:
     @property
     def budget(self):
         "What every look at the data posts to."
-        return self._book.budget
+        return self._ledger.budget
 
     @property
     def computed(self):
@@ -569,11 +569,6 @@ class Trainer:
     def _share(self):
         "What the plan takes the next step's noise for, as a share of sigma: 1, unless it falls."
         return _share_of(self.plan, self._t)
-
-    @property
-    def _ledger(self):
-        "Every look at the data."
-        return self._book.ledger
 
     @property
     def _seed(self):

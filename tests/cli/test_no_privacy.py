@@ -23,7 +23,7 @@ from dp_course.cli import (
     verify,
 )
 from dp_course.cli.main import main
-from dp_course.training import STEPS, Book, Entry, load_checked, read_record, recorded
+from dp_course.training import STEPS, Entry, Ledger, load_checked, read_record, recorded
 
 pytestmark = pytest.mark.usefixtures("unproved")
 
@@ -154,9 +154,9 @@ def test_a_setting_with_noise_and_without_it_is_refused(capsys, tmp_path):
 def test_a_step_that_a_resumed_run_repeats_costs_nothing():
     "Other bits on another machine: a private run pays twice, one without privacy goes on."
     plan = make_plan(make_config("digits-eps3-fast", eps=math.inf), 1437)
-    book = Book(plan)
+    ledger = Ledger(plan)
     for t in range(plan.steps):
-        book.charge(Entry(STEPS, plan.q, plan.sigma, "s", t, "a"))
-    book.charge(Entry(STEPS, plan.q, plan.sigma, "s", plan.steps - 1, "b"))
-    assert book.ledger.computed == plan.steps + 1
-    assert (book.left(plan.steps - 1), book.left(plan.steps)) == (1, 0)
+        ledger.charge(Entry(STEPS, plan.q, plan.sigma, "s", t, "a"))
+    ledger.charge(Entry(STEPS, plan.q, plan.sigma, "s", plan.steps - 1, "b"))
+    assert ledger.computed == plan.steps + 1
+    assert (ledger.left(plan.steps - 1), ledger.left(plan.steps)) == (1, 0)

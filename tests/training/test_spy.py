@@ -129,7 +129,8 @@ def test_the_optimizer_gets_the_sum_plus_the_noise_over_the_batch_and_nothing_el
         coins = torch.rand(12, dtype=torch.float64, generator=step_generator("spy", "sample", t))
         assert torch.equal(seen["idx"], (coins < Q).nonzero().flatten())
         # the noise is the entry's, in float64, one number for every number of the sum
-        (entry,) = run._ledger["training steps", run._ledger.entries()[-1].stream, t]
+        entry = run._ledger.entries()[-1]
+        assert (entry.what, entry.t) == ("training steps", t)
         noise = Stream("spy", "noise", "training steps", t, entry.digest)
         stds = torch.as_tensor(seen["std"], dtype=torch.float64).expand(len(before)).tolist()
         assert list(seen["sum"]) == list(run.params)
@@ -539,7 +540,7 @@ def test_the_noise_of_a_count_belongs_to_one_step_and_one_batch():
 def test_noisy_is_noised_charged_once_and_said(tmp_path):
     def run(**options):
         made = paying(**options)
-        made._book.budget.eps = math.inf
+        made._ledger.budget.eps = math.inf
         return made
 
     value = torch.arange(50_000, dtype=torch.float64)

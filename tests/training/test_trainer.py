@@ -71,14 +71,17 @@ def a_look(t, digest="a", stream="s"):
 
 
 def test_ledger_charges_each_computed_sum_once():
-    ledger = Ledger()
+    ledger = Ledger(Plan(8, 4, 8, 1.))
     for t in (0, 1, 2, 2):
         ledger.charge(a_look(t))
-    assert ledger.computed == 3 and ledger.left(3, 5, steps=8) == 5
-    assert ledger.left(1, 5, steps=8) == 7  # two of them again
+    assert ledger.computed == 3 and ledger.left(3) == 5 and ledger.left(8) == 0
+    assert ledger.left(1) == 7  # two of them again
     for look in (a_look(2, "b"), a_look(2, "a", "other seed"), a_look(3)):
-        assert not ledger.holds(look) and ledger.charge(look) and not ledger.charge(look)
-    assert ledger.computed == 6 and ledger.left(8, 2, steps=8) == 0
+        assert not ledger.holds(look)
+        ledger.charge(look)
+        assert ledger.holds(look)
+    assert ledger.computed == 6 and ledger.room == 2
+    assert ledger.first(a_look(2, "c")) == a_look(2) and ledger.first(a_look(4)) is None
 
 
 def test_trainer_noise_is_sigma_times_sensitivity():
