@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..data import leaf_images, losses_of
-from ..gradients import KeptGradients, LinearWeight
+from ..gradients import KeptGradients, OuterProduct
 from .cache import cached_features
 from .encoders import (
     encoder_state, encoder_words, is_small, load_encoder, low_precision, stage_maps)
@@ -443,6 +443,6 @@ def cosine_grad_sum(
     good = norms.isfinite()
     factors = torch.where(good, clip(norms[None])[0]/length, 0.)
     bad = None if good.all() else ~good
-    total = LinearWeight(x[:, None], slope[:, None]).weighted_sum(factors, bad)
+    total = OuterProduct(x, slope).weighted_sum(factors, bad)
     pull = KeptGradients(slope).weighted_sum(factors, bad)             # (o,)
     return {"linear.weight": total.addr_(pull, mean.double(), alpha=-1)}, norms[None]

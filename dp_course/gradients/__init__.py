@@ -12,8 +12,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "engines": """
         book bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only""",
     "layers": """
-        ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight RULES StandardizedWeight
-        Tap at_least_float32 convolution_rule gram_norms no_longer rule_of weighted_rows""",
+        ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct RULES
+        StandardizedWeight Tap at_least_float32 convolution_rule gram_norms no_longer
+        product_weight rule_of weighted_rows""",
     "linear": """
         linear_grad_sum linear_head""",
     "slow_engines": """

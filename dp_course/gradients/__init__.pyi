@@ -23,6 +23,7 @@ from .layers import FoldedGroupNorm as FoldedGroupNorm
 from .layers import GhostNorm as GhostNorm
 from .layers import KeptGradients as KeptGradients
 from .layers import LinearWeight as LinearWeight
+from .layers import OuterProduct as OuterProduct
 from .layers import RULES as RULES
 from .layers import StandardizedWeight as StandardizedWeight
 from .layers import Tap as Tap
@@ -30,6 +31,7 @@ from .layers import at_least_float32 as at_least_float32
 from .layers import convolution_rule as convolution_rule
 from .layers import gram_norms as gram_norms
 from .layers import no_longer as no_longer
+from .layers import product_weight as product_weight
 from .layers import rule_of as rule_of
 from .layers import weighted_rows as weighted_rows
 from .linear import linear_grad_sum as linear_grad_sum

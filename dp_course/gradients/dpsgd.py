@@ -61,7 +61,7 @@ class FlatClip:
     ):          # (l,b) factor, at most 1; 0 for an example with a NaN or infinite norm
         "Turn norms into the factors that the gradients are multiplied with."
         whole = torch.linalg.vector_norm(norms.double(), dim=0)  # (b,)
-        factors = torch.where(whole.isfinite(), (self.max_norm/whole).clamp(max=1), 0.)
+        factors = (self.max_norm/whole).clamp(max=1).nan_to_num()  # by infinity: 0
         wide = torch.promote_types(norms.dtype, torch.float32)  # half precision would round up
         return factors.to(wide).expand_as(norms)
 

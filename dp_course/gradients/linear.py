@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..data import Views, flatten_views, losses_of
-from .layers import GhostNorm, KeptGradients, LinearWeight
+from .layers import GhostNorm, product_weight
 
 # %% ../../nbs/workshop/gradients/linear.ipynb #ee086c40
 def linear_head(
@@ -68,10 +68,10 @@ def linear_grad_sum(
     a = rows.flatten(1)                               # (kb,i)
     g = _output_grads(layer, loss_fn, a, labels)/k    # (kb,o)
     a, g = _by_example(a, b, k), _by_example(g, b, k)
-    weight = LinearWeight(a, g)
+    weight = product_weight(a, g)
     squared = weight.ghost_norms()                    # |sum_k g a^T|^2
     pieces = {"1.weight": GhostNorm(squared, partial(weight.weighted_sum, squared=squared)),
-              "1.bias": KeptGradients(g.sum(1))}
+              "1.bias": weight.bias()}
     params = [name for name, p in model.named_parameters() if p.requires_grad]
     norms = torch.stack([pieces[name].squared_norms().double() for name in params]).sqrt()
     bad = ~norms.isfinite().all(0)

@@ -208,7 +208,7 @@ def swapped(
     "Give layers a forward that writes on the tape, and put everything back."
     old = []
     try:
-        for m in model.modules():
+        for m in tape.modules:
             if not _writes(m):
                 continue
             rule = None if "forward" in m.__dict__ else rule_of(m)
@@ -229,24 +229,28 @@ def _layer(tape, m, rule, forward, *args, **kwargs):
     if tape.alone:
         return forward(*args, **kwargs)
     _refuse_computed(m, f"{tape.modules[m]} is {type(m).__name__}: ")
-    own = getattr(forward, "__func__", None) is not type(m).forward  # somebody put it in its place
-    names = attention = None
-    if rule is None and not own:
-        names = broadcast_parameters(m)
-        attention = self_attention_of(m, args, kwargs)
-    if names is not None:
-        return with_copies(tape, m, names, forward, args, kwargs)
-    used = m.parameters() if rule is None and attention is None else m._parameters.values()
-    for p in used:
-        tape.uses[id(p)] += 1
-    if attention is not None:
-        return self_attention(tape, m, attention)
     if rule is None:
-        return _row_by_row(tape, m, forward, args, kwargs)
+        return _without_rule(tape, m, forward, args, kwargs)
+    tape.uses.update(map(id, m._parameters.values()))
     inputs = (*args, *kwargs.values())  # such a layer has one input
     for x in inputs:
         tape.check_rows(m, x)
     return rule(tape, m, *inputs)
+
+
+def _without_rule(tape, m, forward, args, kwargs):
+    "Run a module of a known kind in its way, and any other row by row."
+    names = attention = None
+    if getattr(forward, "__func__", None) is type(m).forward:  # nobody put another in its place
+        names = broadcast_parameters(m)
+        attention = self_attention_of(m, args, kwargs)
+    if names is not None:
+        return with_copies(tape, m, names, forward, args, kwargs)
+    used = m.parameters() if attention is None else m._parameters.values()
+    tape.uses.update(map(id, used))
+    if attention is not None:
+        return self_attention(tape, m, attention)
+    return _row_by_row(tape, m, forward, args, kwargs)
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #1bebe5e9
 def call_with(
