@@ -205,6 +205,8 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
                                "(len(t) + 1)//2, generator=g).repeat(2)[:len(t)])/b"),
         "uniform": ("another shape", "lambda t, c, s, b, g: (t + s*c*12**.5*(torch.rand(t.shape, "
                     "generator=g) - .5))/b"),
+        "cut at 3.2 standard deviations": ("ends somewhere", "lambda t, c, s, b, g: (t + s*c*torch."
+                                           "randn(t.shape, generator=g).clamp(-3.2, 3.2))/b"),
         "always the same": ("draw it from `generator`", "lambda t, c, s, b, g: (t + s*c*torch."
                             "randn(t.shape, generator=torch.Generator().manual_seed(0)))/b")},
     "check_loop_sum": {
@@ -220,6 +222,19 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
         "no noise on W": ("there is no noise on W", trainer(("std*z_W", "0*z_W"))),
         "the same noise in every step": ("draw it anew", trainer(
             ("shape, generator=generator", "shape, generator=torch.Generator().manual_seed(1)"))),
+        "one noise, in another order in every step": ("in another order", trainer(
+            (ZEROS, ZEROS + "\n    once = torch.empty(W.shape).normal_(generator=generator)"),
+            ("torch.randn(W.shape, generator=generator)",
+             "once.flatten()[torch.randperm(W.numel(), generator=generator)].view_as(W)"))),
+        "noise on W is cut": ("ends somewhere", trainer(
+            ("torch.randn(W.shape, generator=generator)",
+             "torch.randn(W.shape, generator=generator).clamp(-3.8, 3.8)"))),
+        "a batch is read twice under one noise": ("read once", trainer(
+            ("z_b = torch.randn(b.shape, generator=generator)", "z_b = torch.randn(b.shape, "
+             "generator=generator)\n        W, b = W - lr*(g_W + std*z_W)/size/2, "
+             "b - lr*(g_b + std*z_b)/size/2; " + SUMS),
+            ("W = W - lr*(g_W + std*z_W)/size", "W = W - lr*(g_W + std*z_W)/size/2"),
+            ("b = b - lr*(g_b + std*z_b)/size", "b = b - lr*(g_b + std*z_b)/size/2"))),
         "noise in the first step only": ("std sigma*max_norm/(q*n)", trainer(
             ("sigma*max_norm", "sigma*max_norm*(t == 0)"))),
         "one noise for all rows of W": ("std sigma*max_norm/(q*n)", trainer(

@@ -63,6 +63,18 @@ def is_noise(
                    "torch.randn", leaks=True)
 
 
+def has_no_end(
+    trial,
+    *parts,  # (k,) numbers in units of the right standard deviation, half a million together
+):
+    "Refuse noise that was cut off: whoever sees where it ends tells some neighbours apart."
+    z = torch.cat(parts).double()
+    largest, least = z.abs().max().item(), NormalDist().inv_cdf(1 - 5.75/len(z))
+    trial.need(largest > least, f"the largest of {len(z)} is {largest:.3g} standard deviations",
+               "noise that ends somewhere tells some neighbours apart for sure: leave Gaussian "
+               "noise as long as it comes", leaks=True)
+
+
 def judge_generator(trial, noisy):
     "Noise comes from the generator, and from the state that it is in."
     # noisy(generator) -> numbers
@@ -180,6 +192,9 @@ def check_noisy_mean(your_function, seed=None):
         judged(normals(trial, 6000), .1, 1., 20.)
     with trial.holds("an empty batch: the sum is 0, the noise is not"):
         judged(torch.zeros(6000), 2., 1., 30.)
+    with trial.holds("half a million numbers: their noise has no end"):
+        has_no_end(trial, *(torch.as_tensor(trial(torch.zeros(50_000), 2., 1., 4.,
+                                                  trial.fresh_generator()))*2 for _ in range(10)))
     with trial.holds("no noise asked for: the plain mean"):
         total = normals(trial, 5)
         found = gap(trial(total, 1., 0., 4., trial.fresh_generator()), total/4)
@@ -372,6 +387,38 @@ def _judge_noise(trial, q, steps, n, classes):
     is_noise(trial, parts["W"].T.flatten(), parts["b"])
 
 
+def _judge_long_noise(trial, n=4, classes=20_000, runs=8):
+    "Noise has no end; rows of zeros leave nothing else on W."
+    x, y = torch.zeros(n, 3), torch.arange(n)
+    ends = [trial(x, y, classes, 1., 1., 1, n, 1., trial.fresh_generator())[0] for _ in range(runs)]
+    has_no_end(trial, *(W.flatten() for W in ends))
+
+
+def _judge_sums(trial, steps=16, runs=20):
+    "The sum of a step's noises is as new in every step as they are, however they are shuffled."
+    x, y = torch.zeros(4, 2), torch.arange(4)
+    ends = [trial(x, y, 50, 1., 1., steps, 4., 1., trial.fresh_generator())[0] for _ in range(runs)]
+    sums = torch.stack([W.double().sum() for W in ends])/math.sqrt(100*steps)
+    ratio = sums.square().mean().item()  # some 16 where they are; 3 comes by chance once in 100,000
+    trial.need(ratio < 3, f"over {steps} steps the sum of all noises varies {ratio:.3g} times as "
+               "much as it should", "the same noise in every step, in another order: draw it anew",
+               leaks=True)
+
+
+def _judge_one_look(trial, n=20):
+    "Gradients are settled before their noise is known: with one seed, more noise is a longer way."
+    x, y, lr, max_norm = normals(trial, n, 3), torch.arange(n) % 3, 1e3, .5
+    seed = trial.fresh_generator().initial_seed()
+
+    def end(sigma):
+        generator = torch.Generator().manual_seed(seed)
+        return flat(lambda: trial(x, y, 3, 1., sigma, 1, lr, max_norm, generator))().double()
+    bend = (end(20.) - 3*end(10.) + 2*end(5.)).abs().max().item()*n/(lr*max_norm)
+    trial.need(bend < .01, f"with its noise the gradients of a step change by {bend:.3g} max_norm",
+               "a batch is read once, before its noise is drawn: one noise hides one look",
+               leaks=True)
+
+
 def _judge_iterates(trial, n=100, runs=12):
     "The noise of a step decides on which side the next one begins."
     # Half of the labels are 0, half are 1: without noise every step is zero
@@ -453,6 +500,8 @@ def check_train(your_function, seed=None):
     with trial.holds("noise on every weight and bias; it adds up over steps: sqrt(steps) times"):
         for steps in (1, 16):
             _judge_noise(trial, 1., steps, 20, 2000)
+        _judge_sums(trial)
+        _judge_long_noise(trial)
     with trial.holds("all randomness comes from the generator"):
         x, y = torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)
         judge_generator(trial, flat(lambda g: trial(x, y, 3, .5, 1., 3, 1., 1., g)))
@@ -488,6 +537,7 @@ def check_train(your_function, seed=None):
     with trial.holds("a step begins where the noise of the one before has led"):
         _judge_iterates(trial)
         _judge_luck(trial)
+        _judge_one_look(trial)
     with trial.holds("without noise, everybody drawn: plain descent with clipped gradients"):
         x, y = normals(trial, 30, 4), torch.arange(30) % 3
         W, b = torch.zeros(3, 4), torch.zeros(3)
