@@ -22,7 +22,7 @@ def _title_line(title):
     return f'<text x="4" y="-9" font-size="14" font-weight="bold">{html.escape(title)}</text>'
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Diagram:
     "Shapes on a white sheet."
     title:str                               # what to see, also for those who hear it
