@@ -109,7 +109,8 @@ def readme(index=INDEX):
 
 def page(path):
     "The text of a page in docs/, made from nbs/pages."
-    text = rendered(path).replace("](../docs/", "](").replace("](../../", "](../#")
+    text = re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", rendered(path))  # another page
+    text = text.replace("](../docs/", "](").replace("](../../", "](../#")
     text = text.replace("](../", "](../nbs/")
     return NOTE.format(path.relative_to(ROOT)) + text.replace("](../nbs/#", "](../")
 
