@@ -39,7 +39,7 @@ check_steal = Exercise(
     slips={
         "the label is where the bias gradient is negative: softmax minus one":
             lambda W, b: _stolen(W, b, torch.argmax),
-        "the row with the largest entry is right, up to its sign: the label has the negative one":
+        "the smallest entry says nothing: the label is where the bias gradient is negative":
             lambda W, b: _stolen(W, b) | {"label": b.abs().argmin()},
         "that row is the image times a number: divide by the bias's entry in that row":
             lambda W, b: _stolen(W, b, divide=False),

@@ -685,7 +685,7 @@ class Trial:
         if outcome.why or not wrong:
             return outcome.why, outcome.leaks
         near = [why for why, slip in (self.leaks | self.slips).items()
-                if all(seen.is_from(slip) for seen in outcome.seen)]
+                if all(seen.is_from(slip) for seen in outcome.seen) and not self._is_right(slip)]
         if len(near) > 1 and all(seen.is_zero() for seen in wrong):  # clamped, as many others are
             near = [why for why in near if self._explains(why)]
         if len(near) > 1:
@@ -695,6 +695,12 @@ class Trial:
         why = (near[0] if near else kind or _of_one_rule(wrong) or _of_one_rule(everywhere)
                or self._depends(wrong[0]))
         return why, outcome.leaks or why in self.leaks
+
+    def _is_right(self, slip):
+        "Whether this slip is right in the first property that failed: then it is not this one."
+        shown = next(out for out in self.outcomes if out.numbers is not None)
+        return any(replace(seen, got=seen.want).is_from(slip) for seen in shown.seen
+                   if seen.differs)
 
     def _explains(self, why):
         "Whether this slip gives every answer, in all properties."

@@ -65,6 +65,11 @@ check_smallest_fair = Exercise(
             lambda p: _fair(p, low=-math.inf),
         "that is where nobody is clipped: smaller ones are fair already":
             lambda p: math.ceil(2*p.abs().max().item())/2,
+        "that is the last C that is not fair: the next one is": lambda p: _fair(p) - .5,
+        "a long pull is cut to C, not left out": lambda p: next(
+            k/2 for k in range(1, 10_000) if p[p.abs() <= k/2].sum().sign() == p.mean().sign()),
+        "each pull is clipped by itself: no common factor": lambda p: next(
+            k/2 for k in range(1, 10_000) if (p/p.norm()*k).mean().sign() == p.mean().sign()),
         "the grid goes in steps of 0.5, not of 1": lambda p: next(
             k for k in range(1, 10_000) if p.clamp(-k, k).mean().sign() == p.mean().sign()),
         "below an unfair C there may be a fair one: walk up from 0.5, not down": _from_the_top},

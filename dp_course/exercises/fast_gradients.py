@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .cards import Exercise, below, gap
+from .cards import Exercise, Refused, below, gap
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #50e20cbd
 _LOSS = partial(F.cross_entropy, reduction="none")
@@ -214,6 +214,20 @@ def _conv_case(trial, size=7, **settings):
     return conv, x, trial.normal(*conv(x).shape)
 
 
+def _of_layers(*layers):
+    "A property: norms of layers with these settings; which of them were left out, if one was."
+    def norms(trial):
+        for settings in layers:
+            try:
+                trial.same(_conv_norms, *_conv_case(trial, **settings))
+            except Refused as refused:
+                named = " and ".join(name for name in settings if name != "kernel_size")
+                if "size of tensor" in str(refused):
+                    refused.why = f"g has other positions than your patches: mind {named}"
+                raise
+    return norms
+
+
 def _wide(trial):
     conv = nn.Conv2d(64, 64, 3, bias=False)
     return conv, torch.randn(4, 64, 4, 4), torch.randn(4, 64, 2, 2)
@@ -225,10 +239,9 @@ check_conv_ghost = Exercise(
     truth=_conv_norms,
     unsafe=below,  # whoever seems short is not clipped
     properties={
-        "3x3 filters with padding": lambda trial: [_conv_case(trial, kernel_size=3, padding=1)],
-        "stride, dilation, no padding": lambda trial: [
-            _conv_case(trial, kernel_size=3, stride=2),
-            _conv_case(trial, kernel_size=2, dilation=2, padding=1)],
+        "3x3 filters with padding": _of_layers(dict(kernel_size=3, padding=1)),
+        "stride, dilation, no padding": _of_layers(
+            dict(kernel_size=3, stride=2), dict(kernel_size=2, dilation=2, padding=1)),
         "a filter of one pixel, a map of one pixel": lambda trial: [
             _conv_case(trial, kernel_size=1), _conv_case(trial, size=3, kernel_size=3)],
         "no gradient is ever formed": _small(

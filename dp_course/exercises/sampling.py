@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from .cards import Exercise, below, gap
-from ..privacy import gaussian_epsilon
+from ..privacy import epsilon, gaussian_epsilon
 
 # %% ../../nbs/exercises/sampling.ipynb #f46857dd
 check_size_stats = Exercise(
@@ -280,6 +280,10 @@ check_safe_epsilon = Exercise(
         "one epoch": _need_safe((10., 1, 1e-6)),
         "other runs": _need_safe(*map(_other, (4, 15, 50)))},
     slips={
+        "that is the eps of coins, 25 batches an epoch: here nobody tosses any, and q is 1":
+            lambda sigma, epochs, delta: epsilon(q=1/25, sigma=sigma, steps=25*epochs, delta=delta),
+        "q is not one over the epochs: everybody is seen in each of them, without a coin":
+            lambda sigma, epochs, delta: epsilon(q=1/epochs, sigma=sigma, steps=epochs, delta=delta),
         "noise averages away with the root: not sigma/epochs":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/epochs),
         "that is one epoch: every further one releases you again":

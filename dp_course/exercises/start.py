@@ -145,6 +145,8 @@ def _honest(trial, n=9, repeats=100, runs=600):
         why = "errors shrink with the root of the number of repetitions, not with the number"
     elif abs(std - n**.5/2) < .2:
         why = "that is the spread of the mean square: its root varies by 1/(2 error) of that"
+    elif abs(std - (n/repeats)**.5) < .05:
+        why = "more repetitions make it surer, not more numbers in each: error/sqrt(2 repeats)"
     elif abs(std - .5**.5) < .08:
         why = "the root halves relative errors: error/sqrt(2 repeats), not error/sqrt(repeats)"
     trial.need(ratios.mean().abs() < .5 and .85 < std < 1.18, f"it varies by {std:.3g}", why)
@@ -203,6 +205,9 @@ check_secrets = Exercise(
         "the k-th mean stands at means[k-1] and is multiplied by k":
             lambda means: [means[0]] + [i*means[i] - (i - 1)*means[i-1]
                                         for i in range(1, len(means))],
+        "two different counts: k times the k-th mean, but k - 1 times the one before":
+            lambda means: [means[0]] + [i*(mean - before) for i, (before, mean)
+                                        in enumerate(zip(means, means[1:]), 1)],
         "the first secret is missing": lambda means: _secrets(means)[1:]},
     hints=(
         "The k-th mean times k is a sum.",

@@ -50,6 +50,8 @@ check_warm_ema = Exercise(
             _ema(lambda t, decay: 1 - _warm(t, decay)),
         "t counts the iterates that are in the average: 1 when the second one comes":
             _ema(lambda t, decay: _warm(t - 1, decay)),
+        "when the second iterate comes, one is in the average: t = 1, not 2":
+            _ema(lambda t, decay: _warm(t + 1, decay)),
         "(1 + t)/(10 + t): the 1 above is missing": _ema(lambda t, decay: min(decay, t/(10 + t))),
         "begin with the first iterate: 0 is no iterate": lambda iterates, decay: _ema()(
             torch.cat([0*iterates[:1], iterates[1:]]), decay),

@@ -24,6 +24,9 @@ WRONG = {
         "the root halves relative errors":
             "lambda n, r, g: (lambda e: (e, e/r**.5))"
             "(torch.randn(r, n, generator=g).mean(1).square().mean().sqrt())",
+        "not more numbers in each":
+            "lambda n, r, g: (lambda e: (e, e/(2*n)**.5))"
+            "(torch.randn(r, n, generator=g).mean(1).square().mean().sqrt())",
         "the mean of |m|":
             "lambda n, r, g: (lambda m: (m.abs().mean(), m.abs().std()/r**.5))"
             "(torch.randn(r, n, generator=g).mean(1))",
@@ -37,6 +40,8 @@ WRONG = {
     "check_secrets": {
         "differences of the means": "lambda m: [b - a for a, b in zip([0.] + m, m)]",
         "these are the sums": "lambda m: [i*x for i, x in enumerate(m, 1)]",
+        "two different counts": "lambda m: [m[0]] + [i*(b - a)"
+                                " for i, (a, b) in enumerate(zip(m, m[1:]), 1)]",
         "right for the last one": "lambda m: [m[0]] + [len(m)*b - (len(m) - 1)*a"
                                   " for a, b in zip(m, m[1:])]",
         "counted from 0": "lambda m: (lambda s: [b - a for a, b in zip([0.] + s, s)])"

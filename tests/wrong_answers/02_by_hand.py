@@ -56,6 +56,8 @@ WRONG = {
         "where the bias gradient is negative":
             "lambda W, bias: {'image': W[bias.argmax()]/bias.max(), 'label': bias.argmax()}",
         "the image times a number": STEAL % "",
+        "the smallest entry says nothing":
+            "lambda W, b: {'image': W[0]/b[0], 'label': b.abs().argmin()}",
         "the row is the image *times* it": STEAL % "*bias.min()",
         "divide by that": "lambda W, bias: {'image': W.T@bias, 'label': bias.argmin()}",
         "not its length": "lambda W, bias: {'image': W.T@bias/bias.norm(), 'label': bias.argmin()}",

@@ -20,6 +20,8 @@ WRONG = {
     "check_safe_epsilon": {
         "not sigma/epochs": "lambda s, e, d: gaussian_epsilon(d, s/e)",
         "that is one epoch": "lambda s, e, d: gaussian_epsilon(d, s)",
+        "here nobody tosses any": "lambda s, e, d: epsilon(q=1/25, sigma=s, steps=25*e, delta=d)",
+        "not one over the epochs": "lambda s, e, d: epsilon(q=1/e, sigma=s, steps=e, delta=d)",
         "far more than needed": "lambda s, e, d: e*gaussian_epsilon(d, s)",
         "do not multiply": "lambda s, e, d: gaussian_epsilon(d, s*e**.5)"},
 }

@@ -39,6 +39,10 @@ HOOKED["one forward pass for all rows"] = '''def hook_gradients(model, loss_fn, 
 '''
 SAFE = "torch.where((f > 0)[:, None, None], {}, 0.)"
 PATCHES = "F.unfold(x, c.kernel_size, c.dilation, c.padding, c.stride)"
+GHOST = f"""def conv_ghost(c, x, g):
+    patches, back = {PATCHES}, g.flatten(2)
+    return ((patches.mT @ patches)*(back.mT @ back)).sum((1, 2)).sqrt()
+"""
 MIXED = '''def mixed(layers):
     ghosts = waiting = 0
     for i, o, kernel, size in layers:
@@ -68,6 +72,9 @@ WRONG = {
         "positions are not orthogonal":
             f"lambda c, x, g: ({PATCHES}.square().sum(1)*g.flatten(2).square().sum(1))"
             ".sum(1).sqrt()",
+        "mind dilation": GHOST.replace("c.dilation", "1"),
+        "mind padding": GHOST.replace("c.padding", "0"),
+        "mind stride": GHOST.replace("c.stride", "1"),
         "missing its root":
             f"lambda c, x, g: (({PATCHES}.mT @ {PATCHES})*(g.flatten(2).mT @ g.flatten(2)))"
             ".sum((1, 2))",

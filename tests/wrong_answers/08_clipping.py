@@ -21,6 +21,10 @@ JUDGE = '''def judge(a, b):
 WRONG = {
     "check_smallest_fair": {
         "a mean of 0 has no sign": FAIR.replace("== sign", "in (sign, 0)"),
+        "the last C that is not fair": FAIR.replace("return k/2", "return (k - 1)/2"),
+        "no common factor":
+            FAIR.replace("pulls.clamp(-k/2, k/2)", "(pulls*(k/2/pulls.norm()).clamp(max=1))"),
+        "not left out": FAIR.replace("pulls.clamp(-k/2, k/2)", "pulls[pulls.abs() <= k/2].sum()"),
         "from above only": FAIR.replace("clamp(-k/2, k/2)", "clamp(max=k/2)"),
         "walk up from 0.5": '''def smallest_fair(pulls):
     C = math.ceil(2*pulls.abs().max().item())/2

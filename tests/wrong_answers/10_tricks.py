@@ -11,6 +11,7 @@ EDITS = {
     "min, not max": ("min(", "max("),
     "the share of the old average": ("d*average + (1 - d)*w", "(1 - d)*average + d*w"),
     "t counts the iterates": ("iterates[1:], 1)", "iterates[1:])"),
+    "t = 1, not 2": ("iterates[1:], 1)", "iterates[1:], 2)"),
 }
 SHORT = "(%s*(c/%s.norm(dim=-1, keepdim=True)).clamp(max=1))"
 EACH, MEAN = SHORT % ("g", "g"), SHORT % ("g.mean(1)", "g.mean(1)")
