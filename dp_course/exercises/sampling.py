@@ -281,9 +281,9 @@ check_safe_epsilon = Exercise(
         "other runs": _need_safe(*map(_other, (4, 15, 50)))},
     slips={
         "that is the eps of coins, 25 batches an epoch: here nobody tosses any, and q is 1":
-            lambda sigma, epochs, delta: epsilon(q=1/25, sigma=sigma, steps=25*epochs, delta=delta),
+            lambda sigma, e, delta: epsilon(q=1/25, sigma=sigma, steps=25*e, delta=delta),
         "q is not one over the epochs: everybody is seen in each of them, without a coin":
-            lambda sigma, epochs, delta: epsilon(q=1/epochs, sigma=sigma, steps=epochs, delta=delta),
+            lambda sigma, e, delta: epsilon(q=1/e, sigma=sigma, steps=e, delta=delta),
         "noise averages away with the root: not sigma/epochs":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/epochs),
         "that is one epoch: every further one releases you again":
