@@ -113,15 +113,15 @@ def hockey_stick(
     # ValueError: eps < 0, shapes differ, negative entries, or a total that is not 1 (within 1e-3).
     # Source: Barthe & Olmedo 2013; Balle & Wang 2018, theorem 5.
     check_eps(eps)
-    p, q, dx = (as_tensor(z).double() for z in (p, q, dx))
+    p, q, dx = (as_tensor(v).double() for v in (p, q, dx))
     if p.shape != q.shape:
         shapes = f"{tuple(p.shape)}, {tuple(q.shape)}"
         raise ValueError(f"p and q must list the same outputs: shapes {shapes}")
-    for name, z in (("p", p), ("q", q)):
-        if not (z >= 0).all():
+    for name, v in (("p", p), ("q", q)):
+        if not (v >= 0).all():
             raise ValueError(f"{name} has negative entries or NaN: pass probabilities or densities")
-        if not abs((z*dx).sum() - 1) < 1e-3:
-            raise ValueError(f"{name} sums to {(z*dx).sum():.6g}, not 1: "
+        if not abs((v*dx).sum() - 1) < 1e-3:
+            raise ValueError(f"{name} sums to {(v*dx).sum():.6g}, not 1: "
                              "normalize it, widen the grid, or pass the cell width dx")
     factor = torch.tensor(float(eps), dtype=torch.float64).exp()
     above = torch.where(q > 0, p - factor*q, p).clamp(min=0)
