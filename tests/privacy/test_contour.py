@@ -63,7 +63,10 @@ def spent(q, sigma, steps, delta):
 KNOWN = [  # the truth by `ManyDigits`, and with 19 digits (another period, another tilt)
     (9.31e-6, .689, 9_180_000, 1.8e-8, .3633415), (.04, 1.6138, 625, 1e-5, 2.9845447475),
     (1e-3, .6, 1000, 1e-6, 2.106664067),
-    (2.7e-5, .878, 1_300_000, 5.9e-14, .345301)]  # .35629 once: outputs that nobody sees
+    (2.7e-5, .878, 1_300_000, 5.9e-14, .345301),  # .35629 once: outputs that nobody sees
+    # by the same integral with 33 digits and Gauss's nodes; once .098060, .183347
+    (1.0798943283120084e-9, .42429112962901744, 194_584_134, 9.878948191242468e-13, .0978614796),
+    (8.800222007759506e-9, .44190646003492634, 188_799, 4.368865913681972e-14, .1832779726)]
 
 
 @pytest.mark.parametrize("q, sigma, steps, delta, truth", KNOWN)
@@ -83,9 +86,10 @@ def largest_output(q, sigma, n, eps):
 
 @pytest.mark.parametrize("q, sigma, n, delta", [
     (1.5895515122133346e-08, .47684571348884713, 4_029_101, 1.2114475447909183e-13),
-    (5.595e-7, .536, 18_185, 6.2e-9), (3.956e-9, .4626, 488_599_637, 2.97e-15)])
+    (5.595e-7, .536, 18_185, 6.2e-9), (3.956e-9, .4626, 488_599_637, 2.97e-15),
+    (5.133802934888951e-9, .562786085038327, 600_611_704, 2.24070942315268e-14)])
 def test_one_rare_output_decides(q, sigma, n, delta):
-    "The grid's rounding put the first .16 % of delta below what an attack proves."
+    "The grid's rounding put the first .16 % of delta below an attack; the last was .01792."
     eps = spent(q, sigma, n, delta)
     assert largest_output(q, sigma, n, eps) <= delta <= largest_output(q, sigma, n, .99*eps)
 
@@ -109,6 +113,30 @@ def test_coarser_is_never_lower(q, sigma, n, delta, eps):
                    dict(width=2.), dict(tilt=6.)):
         other = pld.ContourIntegral(total, **fine | coarse).delta(eps)
         assert other >= best*(1 - 2e-3 if "tilt" in coarse else 1 - 1e-9), coarse
+
+
+@pytest.mark.parametrize("q, sigma, n, delta, eps", KNOWN)
+def test_what_lies_beyond_a_cut_is_paid_for(q, sigma, n, delta, eps):
+    "Wherever the cut is, delta is the same, or more where other steps lead back below eps."
+    parts = [(q, sigma, n//3), (q, sigma, n - n//3)]
+    nearest = pld.ComposedLoss(parts, 1, delta).closer_cut(eps)
+    assert nearest > eps
+    for cut in (nearest, 1.3*nearest, .5*eps + .5*nearest, 1.01*eps):
+        line = pld.contour_near(pld.ComposedLoss(parts, 1, delta, cut), eps, 0, 1e-5*eps)
+        assert line.delta(eps) >= delta*(1 - 1e-5)
+        assert line.delta(eps) <= delta*(1 + 2e-3) or cut != nearest
+
+
+@pytest.mark.parametrize("q, sigma", [(.04, 1.6), (1e-5, .5), (.3, .4)])
+def test_moments_that_lead_back(q, sigma):
+    "log E e^(-s loss) without the example, by another quadrature."
+    y = np.linspace(-12*sigma, 3 + 12*sigma, 400_001)
+    bell = np.exp(-y**2/(2*sigma**2))*(y[1] - y[0])/(sigma*math.sqrt(2*math.pi))
+    for s in (.1, 3., 50.):
+        u = q*np.expm1((y - .5)/sigma**2)
+        truth = bell@(np.exp(-s*np.log1p(u)) - 1 + s*u)
+        assert math.exp(pld.excess_by_quadrature(q, sigma, np.array([-s]))[0]) == pytest.approx(
+            truth, rel=1e-4)
 
 
 def test_the_rounding_bound_is_felt():
