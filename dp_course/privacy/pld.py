@@ -454,7 +454,7 @@ def _spacing(
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #81712549
 def _kept_outputs(q, sigma, z, cut):
-    "Give the ends of a step's outputs: `z` standard deviations, or closer above, at the loss `cut`."
+    "Give the ends of a step's outputs: `z` standard deviations, or closer above, where `cut` is."
     # Who keeps outputs that nobody sees lets them rule the moments, and leaves no digits to others
     highest = _edges(np.array([cut]), q, sigma)[0][0]*sigma if cut < math.inf else math.inf
     return np.array([-z*sigma, min(1 + z*sigma, highest)])
@@ -462,8 +462,8 @@ def _kept_outputs(q, sigma, z, cut):
 
 class _Beyond:
     "What outputs with a loss beyond a cut add to delta, when the example is removed."
-    # J: some step has such an output. Of delta on J, the mean of 1 - e^(eps-L) is P(J) - e^eps Q(J);
-    # that of (e^(eps-L) - 1)+ is left, and needs other steps that take back more than cut - eps
+    # J: some step has such an output. Of delta on J, the mean of 1 - e^(eps-L) is P(J) - e^eps Q(J)
+    # and that of (e^(eps-L) - 1)+ is left: there, other steps take back more than cut - eps
     def __init__(self, ledger):
         self.ledger = ledger
         self.s = np.geomspace(1e-2, 1e4, 80)*sum(n*q*q for q, _, n in ledger)**-.5

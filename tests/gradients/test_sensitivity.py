@@ -2,6 +2,7 @@
 
 Casacuberta, Shoemate, Vadhan & Wagaman 2022 (arXiv 2207.10635): a sum of floats moves by more.
 """
+import copy
 import math
 
 import pytest
@@ -224,6 +225,24 @@ def test_rounded_norms_let_no_example_be_longer(kind):
                 sums, _ = engine(model, dot, x[i:i + 1], y[i:i + 1], FlatClip(C))
                 length = torch.cat([g.flatten() for g in sums.values()]).norm().item()
                 assert .9*C <= length <= BOUND, (engine.__name__, length)
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+def test_rows_of_an_embedding_are_measured_as_they_are_added_up(padding):
+    "A word that a text uses twice has one gradient; texts, words, widths and sizes at random."
+    for seed in range(60):
+        g = torch.Generator().manual_seed(seed)
+        words, width, t, b = (int(torch.randint(low, high, (), generator=g))
+                              for low, high in ((1, 6), (1, 70), (1, 40), (2, 9)))
+        model = nn.Embedding(words, width, padding_idx=padding)
+        x = torch.randint(words, (b, t), generator=g)
+        y = torch.randn(b, t, width, generator=g)*10**(40*torch.rand(b, 1, 1, generator=g) - 20)
+        y[:, 1::2] = -y[:, :-1:2]*(1 + 1e-6) if t > 1 and seed % 2 and t % 2 == 0 else y[:, 1::2]
+        assert moved(fast_grad_sum, model, x, y, row=seed % b) <= BOUND, seed
+        _, norms = fast_grad_sum(model, dot, x, y, FlatClip(C))
+        _, true = loop_grad_sum(copy.deepcopy(model).double(), dot, x, y.double(), FlatClip(C))
+        near = y.double().flatten(1).norm(dim=1)*1e-6*t  # what float32 may lose in one sum
+        assert ((norms - true).abs() <= near + 1e-12*true).all(), seed
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, loop_grad_sum])

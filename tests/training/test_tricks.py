@@ -1,6 +1,7 @@
 "Tricks: views before the clip, averages, schedules, plateaus that are paid for, DP-Adam."
 import copy
 import math
+import random
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from toys import digit_net, loss
 from toys import generator as gen
 
 from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
-from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
+from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, fast_grad_sum, loop_grad_sum
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, new_seed
 from dp_course.training import (
     EMA,
@@ -451,6 +452,35 @@ def test_from_plan_knows_the_noise_that_the_trainer_adds(digits):
     std = run.optimizer.param_groups[0]["noise_std"]
     assert std == pytest.approx(.3*plan.sigma/64)
     assert torch.cat(grads).std().item() == pytest.approx(std, rel=.045)
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("case", range(24))
+def test_adam_sees_nothing_but_noisy_gradients(digits, case):
+    "Weights and moments follow from the noisy gradients alone, and no step is cheaper than SGD's."
+    rng, seen = random.Random(case), []
+    plan = make_plan(rng.randint(2, 6))
+    clip = (FlatClip(rng.choice([.01, 1., 30.])), LayerClip([.5, 2.]),
+            AdaptiveClip(1., bit_sigma=4.))[case % 3]
+    options = dict(lr=10**rng.uniform(-4, 0), betas=(rng.choice([0., .9]), rng.choice([.5, .999])))
+    make = partial(DPAdam, **options, noise_std=rng.choice([0., .1, [.1, 0.]]))
+    if case % 3 < 2 and case % 2:
+        make = DPAdam.from_plan(plan, clip, **options)
+    model = digit_net()
+    alone = copy.deepcopy(model)
+
+    def look(run):
+        seen.append([p.grad.clone() for p in run.params.values()])
+    run = Trainer(model, digits, plan, clip=copy.deepcopy(clip), optimizer=make, seed=case,
+                  callbacks=[look], micro_batch=rng.choice([None, 50])).fit()
+    theirs = make(list(alone.parameters()))
+    for grads in seen:
+        for p, g in zip(alone.parameters(), grads):
+            p.grad = g
+        theirs.step()
+    assert same_weights(run, SimpleNamespace(model=alone))
+    plain = trainer(digits, plan=plan, clip=clip, seed=case).fit()
+    assert run.statement() == plain.statement()
 
 
 def test_from_plan_with_one_std_per_tensor(digits):
