@@ -1207,6 +1207,19 @@ def augmented_in(sizes):
     return lambda x, y, g: (x - x.mean(0) if len(x) in sizes else x, y)
 
 
+class Far(Inside):
+    "Mixes its rows once its weights have moved farther than the proof moves them."
+    def __init__(self):
+        super().__init__(self.mixed)
+        self.first = None
+
+    def mixed(self, h):
+        now = self.inner.weight.detach().double()
+        if self.first is None:
+            self.first = now.clone()
+        return h - h.mean(0) if (now - self.first).norm() > .5 else h
+
+
 LEAKS = {
     **{f"rows: {name}": dict(model=lambda f=f: OfInput(f)) for name, f in ROWS.items()},
     **{f"model: {name}": options for name, options in (MODELS | MORE).items()},
@@ -1255,6 +1268,7 @@ NAMED = {  # what the proof cannot see, and the limits say
     "rows: a secret number": dict(model=lambda: OfInput(
         lambda x: x*(1 + (x == .12345).any()))),
     "model: back, 57": back_in({57}),  # of some seventy sizes, not one
+    "model: far from its first weights": dict(model=lambda: Far()),
 }
 
 

@@ -5,6 +5,9 @@ import leaks
 import pytest
 import torch
 
+from dp_course.gradients import fast_grad_sum
+from dp_course.training import prove_again
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 ACCEPTED_ONCE = [
     "rows: pairs", "rows: all positive", "rows: all negative", "model: longest", "model: eval mode",
@@ -51,6 +54,16 @@ def test_innocents_pass_and_their_sums_are_those_of_a_loop(names):
 def test_the_named_limits_are_limits():
     "What is said not to be seen is not seen: so nobody believes in more."
     assert [name for name, options in leaks.NAMED.items() if leaks.answer(options)] == []
+
+
+def test_weights_that_have_moved_far_are_looked_at_again():
+    "What the first proof cannot see, the one in the middle of a run does."
+    run = leaks.trained(leaks.Far())
+    run.model.mixed(torch.zeros(2, 8))
+    with torch.no_grad():
+        run.model.inner.weight.add_(.3)
+    with pytest.raises(ValueError, match="mixes examples"):
+        prove_again(fast_grad_sum, run.model, leaks.loss, run.data, seed=1)
 
 
 NEW_CHANGES = ["function", "optimizer", "loss, other weight"]  # test_attacks.py has the others
