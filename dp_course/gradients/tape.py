@@ -134,7 +134,7 @@ class Tape:
             f"{self.name(m)} got {got} in a batch of {self.rows} rows: the first dimension of what "
             "goes into a layer with parameters must count the examples. Positions: "
             "torch.arange(t).expand(b, -1); time first: batch_first=True; what all examples share: "
-            "a buffer of the module. Or pass vmap_grad_sum")
+            "a buffer of the module; routed rows: pass loop_grad_sum")
 
     def once(self, p):
         return self.uses[id(p)] < 2
