@@ -66,6 +66,7 @@ check_smallest_fair = Exercise(
         "that is where nobody is clipped: smaller ones are fair already":
             lambda p: math.ceil(2*p.abs().max().item())/2,
         "that is the last C that is not fair: the next one is": lambda p: _fair(p) - .5,
+        "a step too far: the C before it is fair, too": lambda p: _fair(p) + .5,
         "a long pull is cut to C, not left out": lambda p: next(
             k/2 for k in range(1, 10_000) if p[p.abs() <= k/2].sum().sign() == p.mean().sign()),
         "each pull is clipped by itself: no common factor": lambda p: next(

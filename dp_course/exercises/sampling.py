@@ -284,6 +284,8 @@ check_safe_epsilon = Exercise(
             lambda sigma, e, delta: epsilon(q=1/25, sigma=sigma, steps=25*e, delta=delta),
         "q is not one over the epochs: everybody is seen in each of them, without a coin":
             lambda sigma, e, delta: epsilon(q=1/e, sigma=sigma, steps=e, delta=delta),
+        "an example is there or its place is blank: it moves a sum by 1, not by 2":
+            lambda sigma, e, delta: gaussian_epsilon(delta, sigma/(2*e**.5)),
         "noise averages away with the root: not sigma/epochs":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/epochs),
         "that is one epoch: every further one releases you again":

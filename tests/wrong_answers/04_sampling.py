@@ -20,6 +20,7 @@ WRONG = {
     "check_safe_epsilon": {
         "not sigma/epochs": "lambda s, e, d: gaussian_epsilon(d, s/e)",
         "that is one epoch": "lambda s, e, d: gaussian_epsilon(d, s)",
+        "there or its place is blank": "lambda s, e, d: gaussian_epsilon(d, s/(2*e**.5))",
         "here nobody tosses any": "lambda s, e, d: epsilon(q=1/25, sigma=s, steps=25*e, delta=d)",
         "not one over the epochs": "lambda s, e, d: epsilon(q=1/e, sigma=s, steps=e, delta=d)",
         "far more than needed": "lambda s, e, d: e*gaussian_epsilon(d, s)",

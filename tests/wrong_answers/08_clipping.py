@@ -22,6 +22,7 @@ WRONG = {
     "check_smallest_fair": {
         "a mean of 0 has no sign": FAIR.replace("== sign", "in (sign, 0)"),
         "the last C that is not fair": FAIR.replace("return k/2", "return (k - 1)/2"),
+        "a step too far": FAIR.replace("return k/2", "return (k + 1)/2"),
         "no common factor":
             FAIR.replace("pulls.clamp(-k/2, k/2)", "(pulls*(k/2/pulls.norm()).clamp(max=1))"),
         "not left out": FAIR.replace("pulls.clamp(-k/2, k/2)", "pulls[pulls.abs() <= k/2].sum()"),
