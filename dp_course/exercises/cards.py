@@ -431,11 +431,18 @@ class _Seen:
 
     def is_from(self, slip):
         "Whether this wrong function gives the same answer."
+        return self._gives(slip, self.got, max(self.rtol, 1e-4))
+
+    def is_right(self, slip):
+        "Whether this wrong function is right here."
+        return self._gives(slip, self.want, self.rtol)
+
+    def _gives(self, slip, answer, rtol):
         try:
             wrong = slip(*fresh_copy(self.args))
         except Exception:
             return False
-        return not gap(self.got, wrong, max(self.rtol, 1e-4), self.zero)
+        return not gap(answer, wrong, rtol, self.zero)
 
     def is_zero(self):
         "Whether the answer is nothing but zeros."
@@ -699,8 +706,7 @@ class Trial:
     def _is_right(self, slip):
         "Whether this slip is right in the first property that failed: then it is not this one."
         shown = next(out for out in self.outcomes if out.numbers is not None)
-        return any(replace(seen, got=seen.want).is_from(slip) for seen in shown.seen
-                   if seen.differs)
+        return any(seen.is_right(slip) for seen in shown.seen if seen.differs)
 
     def _explains(self, why):
         "Whether this slip gives every answer, in all properties."
