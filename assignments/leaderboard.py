@@ -133,14 +133,14 @@ class Submission:
         return {Entry(*line) for line in lines if line[0] != "run"}
 
     @cached_property
-    def book(self):
+    def saved(self):
         "Entries that the checkpoint was written with."
         return {Entry(*entry) for entry in self.state["book"]["entries"]}
 
     @property
     def entries(self):
         "Of the checkpoint, and what was spent after it."
-        return list(self.book | self.ledger)
+        return list(self.saved | self.ledger)
 
     @property
     def steps(self):
@@ -194,8 +194,8 @@ def check_story(it):
           f"forged: the record says {end['computed']} steps, the ledger {len(steps)}")
     wrong = {(e.q, e.sigma) for e in steps} - {(plan.q, plan.sigma)}
     _need(not wrong, f"forged: steps at (q, sigma) = {wrong}, not ({plan.q:.6g}, {plan.sigma:.6g})")
-    lost = len(it.book - it.ledger)
-    _need(not lost, f"forged: the ledger lacks {lost} of the {len(it.book)} entries that the "
+    lost = len(it.saved - it.ledger)
+    _need(not lost, f"forged: the ledger lacks {lost} of the {len(it.saved)} entries that the "
           "checkpoint was written with: it was cut or edited")
     stream = SecretSeed(*it.state["seed"][:2]).fingerprint
     _need(it.record[0].get("stream") == stream, "forged: the record is that of another run")

@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "dpsgd": """
         FlatClip ROUNDING example_grads loop_grad_sum noisy_mean trainable""",
     "engines": """
-        book bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only""",
+        bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only""",
     "layers": """
         ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct RULES
         StandardizedWeight Tap at_least_float32 convolution_rule gram_norms no_longer

@@ -13,7 +13,7 @@ from .dpsgd import example_grads as example_grads
 from .dpsgd import loop_grad_sum as loop_grad_sum
 from .dpsgd import noisy_mean as noisy_mean
 from .dpsgd import trainable as trainable
-from .engines import book as book
+from .engines import bookkeeping as bookkeeping
 from .engines import bookkeeping_grad_sum as bookkeeping_grad_sum
 from .engines import ghost_grad_sum as ghost_grad_sum
 from .engines import hook_grad_sum as hook_grad_sum

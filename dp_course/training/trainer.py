@@ -449,7 +449,7 @@ class Trainer:
         }
         undo = self._ledger.follow(_file(path))
         try:
-            save_atomic({**state, "book": self._ledger.state_dict()}, path)
+            save_atomic({**state, "book": self._ledger.state_dict()}, path)  # its name in old files
         except BaseException:
             undo()
             raise

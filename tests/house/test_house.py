@@ -256,7 +256,7 @@ def test_every_room_has_one_notebook_at_its_path():
         path.relative_to(LIBRARY).with_suffix("").as_posix() for path in ROOMS}
     for path in (ROOT/"nbs/workshop").rglob("*.ipynb"):
         place = path.relative_to(ROOT/"nbs/workshop").with_suffix("").as_posix()
-        assert notebooks.module_of(path) in (None, place.replace("/", ".")), "a room, or a study"
+        assert notebooks.module_of(path) == place.replace("/", ".")
 
 
 def test_imports_are_visible():
