@@ -241,7 +241,7 @@ class OuterProduct:
 
     def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
         "Add up the gradients, each times its factor; no product is as long as its rounding."
-        if self.x.numel() <= 4*_PIECE:
+        if self.x.numel() <= 4*_PIECE:  # two float32's product: exact in float64
             return weighted_rows(self.g, bad, factors).T @ weighted_rows(self.x, bad)
         return _weighted_product(self.x, self.g, factors, bad)
 
