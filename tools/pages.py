@@ -5,9 +5,11 @@ parts, and a page for every module that says what `help()` says.
 Nothing is executed, nothing is fetched.
 """
 import ast
+import base64
 import importlib
 import importlib.util
 import inspect
+import io
 import re
 import shutil
 import subprocess
@@ -17,7 +19,9 @@ from pathlib import Path
 
 import nbformat
 import notebooks
+import numpy as np
 import student
+from PIL import Image
 
 from dp_course import _document
 
@@ -54,6 +58,14 @@ def has_figure(cell):
                for kind in output.get("data", ()))
 
 
+def is_drawn(cell):
+    "Is most of its picture white paper? Then it may have another colour in dark mode."
+    found = [output.data for output in cell.get("outputs", ()) if "data" in output]
+    pngs = [base64.b64decode(data["image/png"]) for data in found if "image/png" in data]
+    grey = [np.asarray(Image.open(io.BytesIO(png)).convert("L").resize((96, 96))) for png in pngs]
+    return all((pixels > 245).mean() > .55 for pixels in grey)
+
+
 def with_prose(cells):
     "Every cell with the next prose cell; the last ones with an empty one."
     prose, pairs = nbformat.v4.new_markdown_cell(), []
@@ -78,7 +90,8 @@ def prepared(notebook):
     kept = []
     for cell, after in with_prose(notebook.cells):
         if has_figure(cell):
-            cell.metadata["mystnb"] = {"image": {"alt": caption(after)}}
+            kind = "drawn" if is_drawn(cell) else "photograph"
+            cell.metadata["mystnb"] = {"image": {"alt": caption(after), "classes": kind}}
         if cell.cell_type == "code":
             cell.source = re.sub(r"(?m)^#\|.*\n?", "",
                                  student.without_machinery(cell.source, names)).strip("\n")

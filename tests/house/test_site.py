@@ -286,4 +286,8 @@ def test_dark_mode(chromium, server):
     tab.goto(f"{server}/01_definition.html")
     colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, re.findall(r"\d+", colour)[:3])) < 80, colour
+    filters = {kind: {tab.evaluate("i => getComputedStyle(i).filter", image)
+                      for image in tab.query_selector_all(f"article img.{kind}")}
+               for kind in ("drawn", "photograph")}
+    assert filters["photograph"] == {"none"} and filters["drawn"] and "none" not in filters["drawn"]
     assert not wrong
