@@ -367,6 +367,7 @@ def test_torn_last_line_is_dropped_and_cut_off(tmp_path):
         assert Journal(tmp_path/"run").entries() == ["step 0"]
     assert Journal(tmp_path/"run").append("") == ["step 0"]  # shorter than what it replaces
     assert Journal(tmp_path/"run").entries() == ["step 0", ""]
+    assert path.read_bytes().endswith(b"\n")  # nothing of the old line is left behind the new one
 
 
 def test_a_wrong_bit_of_a_ledger_is_refused_by_name(tmp_path):
