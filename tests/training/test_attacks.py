@@ -1,5 +1,6 @@
 "Leaks that were accepted once: each moves one example's neighbours, and is refused by now."
 import copy
+import json
 import math
 import os
 import pickle
@@ -22,7 +23,7 @@ from dp_course.data import Examples
 from dp_course.gradients import fast_grad_sum, loop_grad_sum, vmap_grad_sum
 from dp_course.privacy import PrivacyPlan, RDPAccountant
 from dp_course.training import Trainer, fix, load_release, prove_again, squared_error
-from dp_course.training.checkpoints import _sealed
+from dp_course.training.checkpoints import Journal, _sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -445,6 +446,11 @@ def test_a_ledger_that_was_cut_is_completed_or_refused(tmp_path):
     ledger.write_bytes(b"".join(short.splitlines(True)[:-1]))
     with pytest.raises(ValueError, match="lacks some of the 2 .* was cut"):
         a_trainer(steps=6).load(tmp_path/"c")
+    ledger.write_bytes(short)
+    *others, last = Journal(tmp_path/"c").entries()
+    Journal.start(tmp_path/"c", [*others, json.dumps([*json.loads(last)[:-1], "0"*32])])
+    with pytest.raises(ValueError, match="lacks some of the 2 .* was cut"):
+        a_trainer(steps=6).load(tmp_path/"c")  # as long as it was, with another entry
 
 
 def test_two_copies_of_a_checkpoint_share_one_budget(tmp_path):

@@ -398,6 +398,19 @@ def test_missing_ledger_is_refused_with_the_way_out(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_entry_is_on_the_disk_when_append_returns(tmp_path, monkeypatch):
+    journal, path = ledger(tmp_path, "step 0")
+    seen, fsync = [], os.fsync
+
+    def look(descriptor):
+        seen.append(path.read_bytes())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    journal.append("step 1")
+    assert seen[-1] == path.read_bytes() and b"step 1" in seen[-1]
+
+
 def test_failed_append_is_not_in_the_file(tmp_path, monkeypatch):
     journal, path = ledger(tmp_path, "step 0")
     whole, real = path.read_bytes(), os.write

@@ -59,6 +59,25 @@ def test_a_step_with_less_noise_than_the_plan_pays_for_is_not_taken():
     assert run.computed == 1
 
 
+class Falls(FlatClip):
+    "The schedule's noise, or what it will be later."
+    t = ahead = 0
+
+    def update(self, norms, generator=None):
+        self.t += 1
+
+    def std(self, sigma):
+        return RATIOS[self.t + self.ahead]*sigma*self.max_norm
+
+
+def test_nor_one_with_the_noise_of_the_next_step():
+    def hurried(trainer):
+        trainer.clip.ahead = 1
+    run = Trainer(linear(), toy(12), FALLING, clip=Falls(1.), callbacks=[hurried]).step()
+    with pytest.raises(ValueError, match="less noise than the plan"):
+        run.step()
+
+
 class FadesLate(FlatClip):
     "A number per tensor, of which the second shrinks after what was tried ahead."
     t = 0

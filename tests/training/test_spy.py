@@ -26,6 +26,7 @@ from dp_course.privacy import (
     step_generator,
 )
 from dp_course.training import Trainer
+from dp_course.training.checkpoints import Journal
 
 pytestmark = pytest.mark.usefixtures("proved_once")
 
@@ -423,6 +424,7 @@ def test_a_full_disk_stops_the_step_before_its_noise(tmp_path, monkeypatch):
     assert torch.equal(run.model[1].weight, before) and run.t == run.computed == 0
     monkeypatch.setattr(os, "fsync", fsync)
     assert same(run.step().model, paying().step().model)
+    assert len(Journal(tmp_path/"c").entries()) == 2  # the run's name, and this step
     assert run.computed == 1 == paying().load(tmp_path/"c").computed
 
 
@@ -628,6 +630,14 @@ def test_what_other_releases_cost_is_taken_from_the_steps():
     assert run.t == run.computed < 10 and run.epsilon() <= 3
     with pytest.raises(ValueError, match="less what a mean cost"):
         run.step()
+
+
+def test_a_release_in_the_middle_of_a_run_takes_steps_away():
+    run = paying().fit(2)
+    before = run.left()
+    run.noisy("a mean", 1., sensitivity=1., sigma=4.)
+    assert 0 < run.left() < before
+    assert run.fit().epsilon() <= 3 and run.computed < 10
 
 
 def frozen():
