@@ -768,7 +768,7 @@ class ContourIntegral:
         self.error += math.exp(min(cut, 700))/self.u[-1]/self.du  # what lies beyond the line's end
         self.error_per_eps = 3e-16*(size_f@self.u)
         self.u, self.f = self.u[keep], f[keep]
-        self.left_out = total.left_out
+        self.cut, self.left_out = total.cut, total.left_out
 
     def _moments(self, step, z, size, h, reach):
         "Compute E e^(z loss) - 1 of one step."
@@ -821,10 +821,12 @@ class ContourIntegral:
         def over(eps):
             return math.log(max(self.delta(eps), 1e-300)) - math.log(delta)
         low, high = 0., close
-        while over(high) > 0:
-            low, high = high, 1.1*high
-            if high > 2*close:
-                return math.inf
+        for _ in range(8):
+            if over(high) <= 0:
+                break
+            low, high = high, min(1.1*high, (high + self.cut)/2)  # beyond the cut all is lost
+        else:
+            return math.inf
         if over(low) <= 0:
             return low
         return brentq(over, low, high, rtol=1e-9)*(1 + 1e-8)

@@ -87,7 +87,8 @@ def largest_output(q, sigma, n, eps):
 @pytest.mark.parametrize("q, sigma, n, delta", [
     (1.5895515122133346e-08, .47684571348884713, 4_029_101, 1.2114475447909183e-13),
     (5.595e-7, .536, 18_185, 6.2e-9), (3.956e-9, .4626, 488_599_637, 2.97e-15),
-    (5.133802934888951e-9, .562786085038327, 600_611_704, 2.24070942315268e-14)])
+    (5.133802934888951e-9, .562786085038327, 600_611_704, 2.24070942315268e-14),
+    (5.592874272581218e-9, .4269716845836314, 1_151_328_060, 6.582539073474996e-13)])
 def test_one_rare_output_decides(q, sigma, n, delta):
     "The grid's rounding put the first .16 % of delta below an attack; the last was .01792."
     eps = spent(q, sigma, n, delta)
