@@ -192,7 +192,7 @@ def _columns(rows, width):  # list of slices
 
 def _pieces(x, g):  # yields slice of examples, slices of columns
     "A few examples at a time, and a few columns of theirs."
-    t = x[:1, ..., 0].numel()
+    t = x.shape[1:-1].numel()
     n = _few_at_a_time(t*(x.shape[-1] + g.shape[-1]))
     columns = _columns(t*min(n, len(x)), x.shape[-1])
     for low in range(0, max(1, len(x)), n):
