@@ -20,9 +20,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "slow_engines": """
         reweighted vmap_grad_sum""",
     "tape": """
-        PRECISIONS Tape bf16_engine bf16_product_ratio call_with cheapest clip_factors clipped
-        eager fast_grad_sum fast_pools fixed_shape forward_backward gains_from_bfloat16
-        has_bfloat16 nothing one_pass refuse refuse_statistics settled_precision swapped
+        PRECISIONS Tape bf16_engine bf16_product_ratio call_with clip_factors clipped eager
+        empty_sum fast_grad_sum fast_pools fixed_shape forward_backward gains_from_bfloat16
+        has_bfloat16 kept_or_ghost one_pass recording refuse refuse_statistics settled_precision
         vmappable""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",

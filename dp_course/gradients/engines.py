@@ -14,7 +14,7 @@ from ..data import count, leaves, tree_map
 from .dpsgd import trainable
 from .layers import GhostNorm
 from .slow_engines import reweighted
-from .tape import clip_factors, forward_backward, nothing, one_pass, refuse
+from .tape import clip_factors, empty_sum, forward_backward, one_pass, refuse
 
 # %% ../../nbs/07_fast_gradients.ipynb #d5f37385
 def hook_grad_sum(
@@ -56,7 +56,7 @@ def ghost_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
     # Li et al. 2022 (arXiv 2110.05679) differentiate the reweighted loss, which adds up in float32
     refuse(model)
     if not count(x) or not trainable(model):
-        return nothing(model, x)
+        return empty_sum(model, x)
     first = leaves(x)[0]
     with torch.random.fork_rng([first.device] if first.is_cuda else []):
         # both passes draw the same dropout masks, and see the same x

@@ -15,7 +15,7 @@ from ..data import Views, arguments, count, losses_of, tree_map
 from .dpsgd import trainable
 from .layers import GhostNorm, KeptGradients, no_longer
 from .tape import (
-    Tape, call_with, clipped, eager, forward_backward, nothing, refuse, vmappable)
+    Tape, call_with, clipped, eager, empty_sum, forward_backward, refuse, vmappable)
 
 # %% ../../nbs/workshop/gradients/slow_engines.ipynb #b3f0d99c
 def _one_example(model, loss_fn, x, y):
@@ -52,7 +52,7 @@ def vmap_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
     "Clip and add up the gradients that `vmap(grad(...))` gives, for every model that it can run."
     refuse(model)
     if not count(x) or not trainable(model):
-        return nothing(model, x)
+        return empty_sum(model, x)
     tape = Tape(model, b=count(x), k=1)
     params = {id(p): p.detach() for p in tape.params.values()}
     loss = _one_example(model, loss_fn, x, y)

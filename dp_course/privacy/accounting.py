@@ -58,7 +58,7 @@ class RDPAccountant(Accountant):
         self.orders = read_orders(orders)
 
     def rdp(self):  # (a,)
-        "Give the Renyi divergence of the whole ledger at each order."
+        "Give the Renyi divergence of the whole history at each order."
         steps = self.merged()
         return sum((n*rdp_sampled_gaussian(q, sigma, self.orders) for q, sigma, n in steps),
                    0*self.orders)

@@ -80,7 +80,7 @@ def read_divergences(
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #33e10895
 class Accountant:
-    "Keep a ledger of the steps taken so far; equal neighbours are one entry."
+    "Keep a history of the steps taken so far; equal neighbours are one entry."
     def __init__(self):
         self.history = []  # [(q, sigma, n), ...]
 
@@ -90,7 +90,7 @@ class Accountant:
         sigma:float,  # noise multiplier
         n:int=1,      # how many such steps
     ):                # self
-        "Enter steps into the ledger."
+        "Enter steps into the history."
         # ValueError: a number out of range
         require(q=q, sigma=sigma, n=n)
         if self.history and self.history[-1][:2] == (q, sigma):
@@ -107,11 +107,11 @@ class Accountant:
         return [(q, sigma, n) for (q, sigma), n in total.items() if q]
 
     def state_dict(self):
-        "Give the ledger as plain lists, for a checkpoint."
+        "Give the history as plain lists, for a checkpoint."
         return {"history": [list(entry) for entry in self.history]}
 
     def load_state_dict(self, state):  # self
-        "Replace the ledger by a saved one."
+        "Replace the history by a saved one."
         self.history = []
         for q, sigma, n in state["history"]:
             self.step(q, sigma, n)
@@ -464,11 +464,11 @@ class _Beyond:
     "What outputs with a loss beyond a cut add to delta, when the example is removed."
     # J: some step has such an output. Of delta on J, the mean of 1 - e^(eps-L) is P(J) - e^eps Q(J)
     # and that of (e^(eps-L) - 1)+ is left: there, other steps take back more than cut - eps
-    def __init__(self, ledger):
-        self.ledger = ledger
-        self.s = np.geomspace(1e-2, 1e4, 80)*sum(n*q*q for q, _, n in ledger)**-.5
+    def __init__(self, history):
+        self.history = history
+        self.s = np.geomspace(1e-2, 1e4, 80)*sum(n*q*q for q, _, n in history)**-.5
         self.k = 1.  # log E e^(-s loss) of a run without the example, and 1 for the quadrature
-        for q, sigma, n in ledger:
+        for q, sigma, n in history:
             one = (self.s*(self.s + 1)/(2*sigma**2) if q == 1 else
                    np.logaddexp(0, excess_by_quadrature(q, sigma, -self.s)))
             self.k = self.k + n*one
@@ -485,7 +485,7 @@ class _Beyond:
     ):
         "Bound the part of delta on J."
         log_p, log_q, seen = 0., 0., 0.
-        for (q, sigma, n), end in zip(self.ledger, ends):
+        for (q, sigma, n), end in zip(self.history, ends):
             others, own = special.ndtr(-end/sigma), special.ndtr((1 - end)/sigma)
             log_p += special.xlog1py(n, -((1 - q)*others + q*own))
             log_q += special.xlog1py(n, -others)
@@ -496,27 +496,27 @@ class _Beyond:
 
 
 class ComposedLoss:
-    "The privacy loss of a whole ledger in one direction."
+    "The privacy loss of a whole history in one direction."
     def __init__(
         self,
-        ledger,       # [(q, sigma, n), ...] with q > 0, sigma > 0
+        history,       # [(q, sigma, n), ...] with q > 0, sigma > 0
         sign:int,     # 1: remove the example (outputs drawn from P); -1: add it (from Q)
         delta:float,  # what will be asked for: the lost tails are kept below delta/1e6
         cut:float=math.inf,  # outputs with a larger loss are left out, and paid for apart
     ):
-        self.ledger, self.sign, self.cut = ledger, sign, cut
-        self.steps = sum(n for _, _, n in ledger)
+        self.history, self.sign, self.cut = history, sign, cut
+        self.steps = sum(n for _, _, n in history)
         self.z = math.sqrt(2*math.log(1e6*self.steps/delta))  # of a step's outputs
         self.lost = 2*self.steps*special.ndtr(-self.z)
-        self.outputs = [_kept_outputs(q, sigma, self.z, cut) for q, sigma, _ in ledger]
-        self.nodes = [_nodes(*part, sign, ends) for part, ends in zip(ledger, self.outputs)]
+        self.outputs = [_kept_outputs(q, sigma, self.z, cut) for q, sigma, _ in history]
+        self.nodes = [_nodes(*part, sign, ends) for part, ends in zip(history, self.outputs)]
         self.at_tilts = self.log_moment(TILTS)
         self.last = self.last_curve = None
         self.ends = [sum(n*end(loss) for n, loss, _ in self.nodes) for end in (min, max)]
 
     @cached_property
     def beyond(self):
-        return _Beyond(self.ledger)
+        return _Beyond(self.history)
 
     def left_out(self, eps):
         "Bound what all outputs that are not kept add to delta."
@@ -529,7 +529,7 @@ class ComposedLoss:
         if self.sign > 0:
             return self.beyond.cut(eps)
         cuts = np.geomspace(1e-12, 1e3, 500)
-        seen = sum(n*special.ndtr(-_edges(cuts, q, sigma)[0]) for q, sigma, n in self.ledger)
+        seen = sum(n*special.ndtr(-_edges(cuts, q, sigma)[0]) for q, sigma, n in self.history)
         return cuts[seen < 1e-6][0]
 
     def log_moment(self, tilts):  # as `tilts`
@@ -620,7 +620,7 @@ class ComposedLoss:
         size = fft.next_fast_len(int((top - low)/h) + 16, real=True)
         log_spectrum, shift = 0., 0
         log_total, lost = 0., 0.
-        for q, sigma, n in self.ledger:
+        for q, sigma, n in self.history:
             first, loss, log_p, step_lost = _step_masses(q, sigma, h, self.z, self.sign)
             log_p = log_p + tilt*loss
             total = log_sum_exp(log_p)
@@ -730,7 +730,7 @@ _SLACK = 1e-4  # of delta
 
 
 class ContourIntegral:
-    "delta of a whole ledger, never below the truth, from moments along a line of complex numbers."
+    "delta of a whole history, never below the truth, from moments along a line of complex numbers."
     # Alghamdi et al. 2023 (The saddle-point method in differential privacy)
     def __init__(
         self,
@@ -749,7 +749,7 @@ class ContourIntegral:
         self.u = self.du*np.arange(size//2 + 1)
         z = tilt - 1j*self.u
         log_m, gap = 0., 0.  # gap: by how much rounding may move the logarithm of |moment|
-        for (q, sigma, n), ends in zip(total.ledger, total.outputs):
+        for (q, sigma, n), ends in zip(total.history, total.outputs):
             step = _StepPoints(q, sigma, total.sign, ends, h, reach, fine, total.cut < math.inf)
             log_step = _log1p(self._moments(step, z, size, h, reach))
             log_m = log_m + n*log_step
@@ -936,28 +936,28 @@ def _by_lines(total, delta, eps, slope, least):  # eps, and whether no closer on
     return eps, line.is_close(eps)
 
 
-def _line_epsilon(ledger, sign, delta, eps, slope, least):  # eps, inf without a line; as above
+def _line_epsilon(history, sign, delta, eps, slope, least):  # eps, inf without a line; as above
     "Find eps by lines; where rounding decides, once more without outputs that nobody sees."
-    total = ComposedLoss(ledger, sign, delta)
+    total = ComposedLoss(history, sign, delta)
     best, close = _by_lines(total, delta, eps, slope, least)
     for _ in range(5):
         if close:
             break
         eps, slope = min(best, eps), 0
-        total = ComposedLoss(ledger, sign, delta, total.closer_cut(eps))
+        total = ComposedLoss(history, sign, delta, total.closer_cut(eps))
         found, close = _by_lines(total, delta, eps, slope, least)
         best = min(best, found)
     return best, close
 
 
 def _search_epsilon(
-    ledger,       # [(q, sigma, n), ...]
+    history,       # [(q, sigma, n), ...]
     sign:int,     # as for `ComposedLoss`
     delta:float,
     least:float,  # eps of the other direction: smaller ones are of no interest
 ):                # eps, at least `least`
     "Find the eps of one direction by looking at the curve near the last estimate."
-    total = ComposedLoss(ledger, sign, delta)
+    total = ComposedLoss(history, sign, delta)
     by_moments = total.renyi_epsilon(delta)
     eps, slope, h, by_line = by_moments, 0, 0, None
     for tolerance in (1e-2, 1e-4):  # of eps: coarse, then fine
@@ -965,7 +965,7 @@ def _search_epsilon(
         if close <= least:
             return least
         if not by_line and _asks_for_a_line(total, delta, close, slope, 5e-4*close + 1e-7):
-            by_line, sure = _line_epsilon(ledger, sign, delta, close, slope, least)
+            by_line, sure = _line_epsilon(history, sign, delta, close, slope, least)
             if sure or delta < _GRID_TRUSTED:
                 eps = by_line
                 break
@@ -986,7 +986,7 @@ def _search_epsilon(
             if before < 1.5*eps and _fine_enough(slope, assumed, h, last_h):
                 break
         if not by_line and i is not None and curve.noise[i] > 0:
-            by_line, sure = _line_epsilon(ledger, sign, delta, eps, slope, least)
+            by_line, sure = _line_epsilon(history, sign, delta, eps, slope, least)
             if sure:
                 eps = by_line
                 break
@@ -995,11 +995,11 @@ def _search_epsilon(
     return max(least, eps) if eps == eps else math.inf
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #4b188344
-def _line_delta(ledger, sign, eps, least, slope, guess, cut=math.inf):  # inf where no line will do
+def _line_delta(history, sign, eps, least, slope, guess, cut=math.inf):  # inf where no line will do
     "Find delta by a line; what the tails may lose depends on it, so guess until it is met."
     first = guess
     while True:
-        total = ComposedLoss(ledger, sign, guess, cut)
+        total = ComposedLoss(history, sign, guess, cut)
         rate = max(slope, total.best_tilt(eps)) + 1
         line = (contour_near(total, eps, slope, min(1e-5*eps, 1e-4/rate))
                 or contour_near(total, eps, slope, 1e-5*eps))
@@ -1010,16 +1010,16 @@ def _line_delta(ledger, sign, eps, least, slope, guess, cut=math.inf):  # inf wh
     if cut < math.inf or line and line.is_close(eps):
         return delta
     cut = total.closer_cut(eps)
-    return min(delta, _line_delta(ledger, sign, eps, least, slope, first, cut))
+    return min(delta, _line_delta(history, sign, eps, least, slope, first, cut))
 
 
-def _search_delta(ledger, sign, eps, least):  # as `_search_epsilon`; delta, at least `least`
+def _search_delta(history, sign, eps, least):  # as `_search_epsilon`; delta, at least `least`
     "Find the delta of one direction; `least` is the delta of the other one."
     delta, slope, h, looked = least or 1e-10, 0, 0, False
     for _ in range(50):
         if delta <= max(least/2, _TINIEST):
             break
-        total = ComposedLoss(ledger, sign, delta)
+        total = ComposedLoss(history, sign, delta)
         if eps >= total.ends[1]:  # as good as impossible
             delta *= 1e-6
             continue
@@ -1034,42 +1034,42 @@ def _search_delta(ledger, sign, eps, least):  # as `_search_epsilon`; delta, at 
             break
     if looked and (delta > .9*least or least < _GRID_TRUSTED):
         if delta < _GRID_TRUSTED:  # so much is sure
-            delta = min(_GRID_TRUSTED, max(_renyi_delta(ledger, eps), _TINIEST))
+            delta = min(_GRID_TRUSTED, max(_renyi_delta(history, eps), _TINIEST))
         if curve.noise[i] > 0 or _asks_for_a_line(total, delta, eps, slope, 5e-4/(slope + 1)):
-            delta = min(delta, _line_delta(ledger, sign, eps, least, slope, delta))
+            delta = min(delta, _line_delta(history, sign, eps, least, slope, delta))
     return max(min(delta, 1.), least, _TINIEST) if delta == delta else 1.
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #57937ce9
 _SILENT = 1e-6  # a noise multiplier below it counts as no noise
 
 
-def _joined(ledger):
+def _joined(history):
     "Join the steps that see everybody: many such Gaussian releases are one with less noise."
-    full = sum(n/sigma/sigma for q, sigma, n in ledger if q == 1)
-    parts = [part for part in ledger if part[0] < 1]
+    full = sum(n/sigma/sigma for q, sigma, n in history if q == 1)
+    parts = [part for part in history if part[0] < 1]
     return [*parts, (1., (1 - 1e-14)*full**-.5, 1)] if full else parts
 
 
-def _renyi_epsilon(ledger, delta, a):
+def _renyi_epsilon(history, delta, a):
     "Give the eps that Renyi divergences of the orders `a` prove: an upper bound, too."
-    rdp = sum(n*rdp_sampled_gaussian(q, sigma, a) for q, sigma, n in ledger)
+    rdp = sum(n*rdp_sampled_gaussian(q, sigma, a) for q, sigma, n in history)
     eps = rdp + np.log1p(-1/a) - (math.log(delta) + np.log(a))/(a - 1)
     return float(max(0., np.nan_to_num(eps, nan=math.inf).min()))
 
 
-def _renyi_delta(ledger, eps):
+def _renyi_delta(history, eps):
     "Give the delta that they prove."
-    rdp = sum(n*rdp_sampled_gaussian(q, sigma, ORDERS) for q, sigma, n in ledger)
+    rdp = sum(n*rdp_sampled_gaussian(q, sigma, ORDERS) for q, sigma, n in history)
     log_delta = (ORDERS - 1)*(rdp - eps + np.log1p(-1/ORDERS)) - np.log(ORDERS)
     return float(np.exp(min(0., log_delta.min())))
 
 
-def _capped(eps, ledger, delta):
+def _capped(eps, history, delta):
     "The smaller one of two upper bounds; orders between the whole ones take longer."
     whole = ORDERS[ORDERS == np.round(ORDERS)]
-    by_moments = _renyi_epsilon(ledger, delta, whole)
+    by_moments = _renyi_epsilon(history, delta, whole)
     if eps > .95*by_moments:
-        by_moments = _renyi_epsilon(ledger, delta, ORDERS)
+        by_moments = _renyi_epsilon(history, delta, ORDERS)
     return min(eps, by_moments)
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #ee6d06bf
@@ -1090,14 +1090,14 @@ class PLDAccountant(Accountant):
         delta = float(delta)
         if delta < 1e-290:
             raise ValueError(f"{delta=} is too small for double precision: pass 1e-290 or more")
-        ledger = self.merged()
-        if not ledger or any(sigma < _SILENT for _, sigma, _ in ledger):
-            return math.inf if ledger else 0.
-        ledger = _joined(ledger)
-        if ledger[0][0] == 1:  # and no other
-            return gaussian_epsilon(delta, ledger[0][1])
-        eps = _search_epsilon(ledger, -1, delta, _search_epsilon(ledger, 1, delta, 0.))
-        return _capped(eps, ledger, delta)
+        history = self.merged()
+        if not history or any(sigma < _SILENT for _, sigma, _ in history):
+            return math.inf if history else 0.
+        history = _joined(history)
+        if history[0][0] == 1:  # and no other
+            return gaussian_epsilon(delta, history[0][1])
+        eps = _search_epsilon(history, -1, delta, _search_epsilon(history, 1, delta, 0.))
+        return _capped(eps, history, delta)
 
     def delta(
         self,
@@ -1107,13 +1107,13 @@ class PLDAccountant(Accountant):
         # ValueError: eps < 0
         require(eps=eps)
         eps = float(eps)
-        ledger = self.merged()
-        if not ledger or eps == math.inf:
+        history = self.merged()
+        if not history or eps == math.inf:
             return 0.
-        if any(sigma < _SILENT for _, sigma, _ in ledger):
+        if any(sigma < _SILENT for _, sigma, _ in history):
             return 1.
-        ledger = _joined(ledger)
-        if ledger[0][0] == 1:  # and no other
-            return max(gaussian_delta(eps, ledger[0][1]), _TINIEST)
-        removed = _search_delta(ledger, 1, eps, 0.)
-        return float(_search_delta(ledger, -1, eps, removed))
+        history = _joined(history)
+        if history[0][0] == 1:  # and no other
+            return max(gaussian_delta(eps, history[0][1]), _TINIEST)
+        removed = _search_delta(history, 1, eps, 0.)
+        return float(_search_delta(history, -1, eps, removed))
