@@ -205,7 +205,8 @@ def test_gradients_made_pixel_by_pixel(kind, conv):
     weight = deep_weight(kind, conv)
     by_pixel, plain = weight.gradients(), weight.naive()
     inner = getattr(weight, "inner", weight)
-    assert inner._small_and_deep() and by_pixel.equal(plain)
+    assert inner._small_and_deep()
+    assert torch.allclose(by_pixel, plain, 2**-7, 1e-2)  # a processor may add up otherwise
     assert by_pixel.movedim(2, -1).is_contiguous()
     factors, bad = torch.rand(5), torch.tensor([False, True, False, False, False])
     for once in (True, False):
