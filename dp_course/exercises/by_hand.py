@@ -61,6 +61,10 @@ check_steal = Exercise(
             lambda W, b: _stolen(W, b) | {"image": W.T@b/b.norm()},
         "the entries of the bias add up to 0: divide by the row's own":
             lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]/b.sum()},
+        "the bias's entry has the minus one in it already: divide by it as it is":
+            lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]/(b.min() - 1)},
+        "as it lay in a row: 64 numbers, and no picture of 8 times 8":
+            lambda W, b: _stolen(W, b) | {"image": _stolen(W, b)["image"].view(8, 8)},
         "a mean of rows cancels: one row, divided by its entry of the bias, is the image":
             lambda W, b: _stolen(W, b) | {"image": W.mean(0)},
         "divide by the row's own entry of the bias, not by the length of the bias":
@@ -200,16 +204,20 @@ def _loud_enough(rows, fill=0., empty=""):
     return loud
 
 
-def _infinite_counts_zero(trial):
-    grads = _table(trial)
-    grads[3, 0] = math.inf  # one entry; its whole gradient counts zero
-    case = grads, 1.5, 0., 32, trial.fresh_generator()
-    got = torch.as_tensor(trial(*case))
-    found = gap(got, _clipped_mean(*case))
-    finite = bool(got.isfinite().all())
-    why = ("her whole gradient counts zero, not the infinite entry alone" if finite else
-           "0 times infinity is not a number: torch.where(norms.isfinite(), ..., 0.)")
-    trial.need(not found, found, why, leaks=not finite)
+def _broken_counts_zero(trial):
+    for broken in (math.inf, math.nan):  # one entry; its whole gradient counts zero
+        grads = _table(trial)
+        grads[3, 0] = broken
+        case = grads, 1.5, 0., 32, trial.fresh_generator()
+        got = torch.as_tensor(trial(*case))
+        found = gap(got, _clipped_mean(*case))
+        finite = bool(got.isfinite().all())
+        why = "0 times infinity is not a number: torch.where(norms.isfinite(), ..., 0.)"
+        if finite:
+            rest = torch.where(grads.isfinite(), grads, 0.)
+            alone = not gap(got, _clipped_mean(rest, *case[1:]))
+            why = f"her whole gradient counts zero, not the entry of {broken} alone"*alone
+        trial.need(not found, found, why, leaks=not finite)
 
 
 def _generator_decides(trial):
@@ -248,12 +256,14 @@ check_private_mean = Exercise(
         "a batch of nobody: noise, and nothing else": _loud_enough(
             0, empty="nobody came: the noise comes all the same, and nothing is divided by 0"),
         "one more row moves the mean by C/B at most": _nobody_moves_it_far,
-        "somebody's infinite gradient counts zero": _infinite_counts_zero,
+        "somebody's infinite gradient counts zero, and one that is no number": _broken_counts_zero,
         "the generator decides the noise": _generator_decides},
     slips={  # without their noise
         "that is the sum: divide by batch_size": lambda g, c, s, b, gen: _flat_sum(g, c),
         "short gradients must stay as they are: the factor is at most 1":
             lambda g, c, s, b, gen: (g*c/_lengths(g)).sum(0)/b,
+        "C bounds the length, the root of the sum of squares: the root is missing":
+            lambda g, c, s, b, gen: (g*(c/_lengths(g)**2).clamp(max=1)).sum(0)/b,
         "C bounds the root of the sum of squares, not the sum of the entries":
             lambda g, c, s, b, gen: (g*(c/g.abs().sum(1)[:, None]).clamp(max=1)).sum(0)/b},
     leaks={

@@ -115,6 +115,8 @@ check_next_threshold = Exercise(
         "`quantile` is the fraction that is not clipped, not 1 minus it":
             lambda C, norms, noise, batch_size, quantile, lr:
                 _update(C, norms, noise, batch_size, 1 - quantile, lr),
+        "the exponent is lr times the difference: lr is missing":
+            lambda C, *rest: C*(_update(C, *rest)/C)**(1/rest[-1]),
         "the step is geometric: C times an exponential, so that C stays positive":
             lambda C, *rest: C + math.log(_update(C, *rest)/C),
         "a noised fraction may lie outside [0, 1]: cut off, it errs to one side":
@@ -166,6 +168,10 @@ check_gradient_sigma = Exercise(
             lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan,
         "the share is the move over its noise, not the noise's part doubled":
             lambda s, b: (s**-2 - 4*b**-2)**-.5 if b > 2*s else math.nan,
+        "the count's noise is 2*bit_sigma of its moves: square the 2, too":
+            lambda s, b: (s**-2 - .5*b**-2)**-.5 if 2*b*b > s*s else math.nan,
+        "noises do not subtract, what they buy does: take 1/sigma^2 and 1/(2 bit_sigma)^2":
+            lambda s, b: abs(s**2 - (2*b)**2)**.5,
         "the count must be paid for: z is above sigma": lambda s, b: s,
         "you add the count's share: together they must cost 1/sigma^2, so take it away":
             lambda s, b: (s**-2 + (2*b)**-2)**-.5,

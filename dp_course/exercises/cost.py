@@ -75,6 +75,11 @@ check_best_order = Exercise(
                     - np.log(orders)/(orders - 1)),
         "the moment is of e^((a-1)L): log(1/delta) is divided by a - 1, not by a":
             _priced(lambda orders, delta: math.log(1/delta)/orders),
+        "divide log(1/delta) by a - 1, don't multiply":
+            _priced(lambda orders, delta: math.log(1/delta)*(orders - 1)),
+        "the divergence is not divided by a - 1 once more: log(1/delta) alone is":
+            lambda rdp, orders, steps, delta: _at_order(
+                np.asarray(rdp)/(np.asarray(orders, float) - 1), orders, steps, delta),
         "log(1/delta) is divided by a - 1: that is what a high order is good for":
             _priced(lambda orders, delta: math.log(1/delta)),
         "log is the natural logarithm, not that of base 10":
@@ -128,6 +133,8 @@ _CURVE_SLIPS = {
         lambda *case: _curve(*case, infinite=lambda m, steps: (1 - np.sum(m))*(steps > 0)),
     "several steps may have an infinite loss at once: not steps*(1 - sum)":
         lambda *case: _curve(*case, infinite=lambda m, steps: steps*(1 - np.sum(m))),
+    "every one of the `steps` can have an infinite loss: 1 - sum**steps, not one fewer":
+        lambda *case: _curve(*case, infinite=lambda m, steps: 1 - np.sum(m)**max(0, steps - 1)),
     "(1 - sum)**steps says that all losses are infinite: one is enough":
         lambda *case: _curve(*case, infinite=lambda m, steps: (1 - np.sum(m))**steps),
     "that is the probability that no loss is infinite: 1 minus that":

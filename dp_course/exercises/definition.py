@@ -84,6 +84,8 @@ check_laplace_delta = Exercise(
             lambda eps, level: 1 - math.exp((level - eps)/2),
         "from 0 to 1 the loss is level*(2y - 1): it has twice the slope, so eps - level is halved":
             lambda eps, level: -math.expm1(eps - level)/2,
+        "that is the delta of a coin with this level: Laplace noise has another density":
+            lambda eps, level: max(0., (math.exp(level) - math.exp(eps))/(1 + math.exp(level))),
         "that is e^eps Q alone: subtract it from P's integral":
             lambda eps, level: math.exp((eps - level)/2),
         "beyond its own level the mechanism needs no delta: 0, not a negative number":
@@ -145,6 +147,8 @@ check_sampled_delta = Exercise(
             lambda eps, s, z: (1 - (eps - _loss(s, z)).exp()).mean(),
         "clamp each output's share, not the mean":
             lambda eps, s, z: (1 - (eps - _loss(s, z)).exp()).mean().clamp(min=0),
+        "the mean is over all outputs: those whose loss is below eps count 0":
+            lambda *case: _mean(_loss)(*case)/(_loss(*case[1:]) > case[0]).double().mean(),
         "a mean, not a sum: divide by the number of outputs":
             lambda *case: len(case[2])*_mean(_loss)(*case),
         "that is P[loss > eps]: each output counts 1 - e^(eps - loss) only":

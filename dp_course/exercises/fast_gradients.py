@@ -57,6 +57,16 @@ def _alone(model, loss_fn, x, y):
     return {name: torch.stack(rows) for name, rows in found.items()}
 
 
+def _summed_first(model, loss_fn, x, y):
+    "A slip: the product of two sums over positions, not the sum of the products."
+    found = _alone(model, loss_fn, x, y)
+    for name, m in model.named_children():
+        if f"{name}.bias" in found and x.dim() == 3:
+            found[f"{name}.weight"] = found[f"{name}.bias"][:, :, None]*x.sum(1)[:, None]
+        x = m(x)
+    return found
+
+
 def _a_bias_each(model, loss_fn, x, y):
     "A slip: a bias for every layer, whether it has one or not."
     for m in model.modules():
@@ -113,6 +123,8 @@ check_hook_gradients = Exercise(
         "a bias meets every position, too: sum its gradients over them, no mean":
             lambda *case: {name: g/(case[2][0, ..., 0].numel() if "bias" in name else 1)
                            for name, g in _alone(*case).items()},
+        "multiply g and x at each position, then add up: a product of two sums is another number":
+            _summed_first,
         "a weight is (o,i): 'bto,bti->boi', in this order":
             lambda *case: {name: g.mT if g.dim() == 3 else g
                            for name, g in _alone(*case).items()},
@@ -224,6 +236,8 @@ def _of_layers(*layers):
                 named = " and ".join(name for name in settings if name != "kernel_size")
                 if "size of tensor" in str(refused):
                     refused.why = f"g has other positions than your patches: mind {named}"
+                if "dilation should be" in str(refused):
+                    refused.why = "F.unfold takes dilation before padding: mind the order"
                 raise
     return norms
 
@@ -249,6 +263,10 @@ check_conv_ghost = Exercise(
             _wide)},
     slips={
         "the square is missing its root": lambda *case: _conv_norms(*case).square(),
+        "inner products have a sign, and may cancel: take no absolute values":
+            lambda conv, x, g: _grams(_patches(conv, x), g).abs().sum((1, 2)).sqrt(),
+        "the weight's gradient was asked for: leave out the bias":
+            lambda conv, x, g: (_conv_norms(conv, x, g)**2 + g.sum((2, 3)).square().sum(1)).sqrt(),
         "that adds up the lengths of the positions: they may cancel":
             lambda conv, x, g: (_patches(conv, x).norm(dim=1)*g.flatten(2).norm(dim=1)).sum(1),
         "one sum for each example, over s and t: sum((1, 2))":
@@ -327,6 +345,8 @@ check_mixed = Exercise(
             lambda layers: _mixed(layers, keeps=lambda t, i, fan_in, o: t*fan_in*o),
         "what waits is x and g, t*(i*kernel² + o) numbers, not the tables":
             lambda layers: _mixed(layers, keeps=lambda t, i, fan_in, o: 2*t*t),
+        "g waits, too: a ghost keeps t*(i*kernel² + o) numbers":
+            lambda layers: _mixed(layers, keeps=lambda t, i, fan_in, o: t*fan_in),
         "a ghost keeps patches, i*kernel² numbers a position, not pixels":
             lambda layers: _mixed(layers, keeps=lambda t, i, fan_in, o: t*(i + o)),
         "on a tie the gradients: 2t² < p, not <=":

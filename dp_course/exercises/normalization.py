@@ -212,6 +212,9 @@ check_raw_norms = Exercise(
         "g1 is a sum of n numbers: by how much does taking away a mean shorten a vector?":
             lambda conv, *numbers: _raw_square(
                 conv, *numbers, mean=conv.centred()[0].shape[1]).sqrt(),
+        "n copies of the mean g1/n have the squared length g1²/n: n once, not twice":
+            lambda conv, *numbers: _raw_square(
+                conv, *numbers, mean=1/conv.centred()[0].shape[1]).sqrt(),
         "n is the number of weights in a filter, not of filters":
             lambda conv, *numbers: _raw_square(
                 conv, *numbers, mean=conv.in_channels*9/conv.out_channels).sqrt(),

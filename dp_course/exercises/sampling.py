@@ -32,6 +32,8 @@ check_size_stats = Exercise(
             lambda n, q: (math.sqrt(n*q*(1 - q)), n*q),
         "sqrt(nq) is the Poisson distribution's; n coins of rate q vary a little less":
             lambda n, q: (n*q, math.sqrt(n*q)),
+        "variances of independent coins add up, spreads do not: the root of n, not n":
+            lambda n, q: (n*q, n*math.sqrt(q*(1 - q))),
         "that is the spread of one coin: n of them vary sqrt(n) times as much":
             lambda n, q: (n*q, math.sqrt(q*(1 - q)))},
     hints=(
@@ -241,6 +243,8 @@ check_room_for = Exercise(
             lambda n, q, steps, p: _room(n, q, 1, p*steps),
         "that is the other end: isf is for large sizes, ppf(p) for small ones":
             lambda n, q, steps, p: int(stats.binom.ppf(p/steps, n, q)),
+        "that is all that a whole run draws: the room is for one batch at a time":
+            lambda n, q, steps, p: int(stats.binom.isf(p, n*steps, q)),
         "room for everybody is always enough: the smallest was asked for": lambda n, *rest: n,
         "one place too many: a batch that fills the room does not exceed it":
             lambda *case: _room(*case) + 1,
@@ -288,6 +292,12 @@ check_safe_epsilon = Exercise(
             lambda sigma, e, delta: gaussian_epsilon(delta, sigma/(2*e**.5)),
         "noise averages away with the root: not sigma/epochs":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/epochs),
+        "one release too many: you come once in each epoch, `epochs` times in all":
+            lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/(epochs + 1)**.5),
+        "one release too few: the first epoch counts, too":
+            lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/max(1, epochs - 1)**.5),
+        "once per epoch, not twice: whichever batch you are in, the others hold nothing of you":
+            lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma/(2*epochs)**.5),
         "that is one epoch: every further one releases you again":
             lambda sigma, epochs, delta: gaussian_epsilon(delta, sigma),
         "eps does not shrink with the epochs: you are released once more in each":

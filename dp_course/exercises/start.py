@@ -175,8 +175,9 @@ def _secrets(means, first=1):
     return _differences([i*m for i, m in enumerate(means, first)])
 
 
-def _ages(trial, n):
-    ages = torch.randint(18, 90, (n,), generator=trial.generator).double()
+def _ages(trial, n, part=1):
+    "Means of ages; in parts of a year, if that is what the people said."
+    ages = torch.randint(18*part, 90*part, (n,), generator=trial.generator).double()/part
     return [((ages.cumsum(0)/torch.arange(1, n + 1)).tolist(),)]
 
 
@@ -188,7 +189,7 @@ check_secrets = Exercise(
         "the three values 1, 2, 3": [([1., 1.5, 2.],)],
         "ten ages, drawn afresh": lambda trial: _ages(trial, 10),
         "a list of one": lambda trial: _ages(trial, 1),
-        "a hundred ages": lambda trial: _ages(trial, 100)},
+        "a hundred ages, in quarters of a year": lambda trial: _ages(trial, 100, 4)},
     slips={
         "these are differences of the means: multiply by 1, 2, ... first": _differences,
         "these are the sums: two neighbours still have to be subtracted":
@@ -208,6 +209,13 @@ check_secrets = Exercise(
         "two different counts: k times the k-th mean, but k - 1 times the one before":
             lambda means: [means[0]] + [i*(mean - before) for i, (before, mean)
                                         in enumerate(zip(means, means[1:]), 1)],
+        "the order is that of the list: the first secret comes first":
+            lambda means: _secrets(means)[::-1],
+        "a secret is not a whole number in every list: round nothing":
+            lambda means: [round(secret) for secret in _secrets(means)],
+        "you counted one too many: the second mean is over 2 values, not over 3":
+            lambda means: [means[0]] + [(i + 1)*mean - i*before for i, (before, mean)
+                                        in enumerate(zip(means, means[1:]), 2)],
         "the first secret is missing": lambda means: _secrets(means)[1:]},
     hints=(
         "The k-th mean times k is a sum.",

@@ -89,11 +89,32 @@ def _standard(trial):
     trial.need(not coarse, "every number has 24 bits only", "noise belongs in float64: draw it so")
 
 
+def _in_another_process(trial, case):
+    "An answer where Python's `hash` differs, as it does from run to run; whether it was asked."
+    names = getattr(inspect.unwrap(trial.attempt), "__globals__", {"hash": None})
+    if "hash" in names:  # the student's own
+        return trial(*case), False
+    asked = []
+
+    def other(x):
+        asked.append(x)
+        return hash(x) + (not isinstance(x, int))  # whole numbers keep theirs
+    names["hash"] = other
+    try:
+        return trial(*case), any(not isinstance(x, int) for x in asked)
+    finally:
+        del names["hash"]
+
+
 def _same_bits(trial):
     case = "secret", 7, trial.normal(100, 20)
-    differ = gap(trial(*case), torch.as_tensor(trial(*case)), rtol=0)
-    trial.need(not differ, f"two calls differ: {differ}",
-               "it depends on something else: make a generator of your own from the three")
+    first = torch.as_tensor(trial(*case))
+    again, hashed = _in_another_process(trial, case)
+    differ = gap(again, first, rtol=0) or gap(trial(*case), first, rtol=0)
+    why = "it depends on something else: make a generator of your own from the three"
+    if hashed:
+        why = "`hash` of a text or a tensor is another one in the next process: use hashlib"
+    trial.need(not differ, f"two calls differ: {differ}", why)
     trial.need(not trial.moved_the_global, "torch's own generator has moved",
                "whoever draws from torch's own generator changes everybody's draws: make another")
 
@@ -185,6 +206,8 @@ check_must_pay = Exercise(
             _distinct(2),
         "digests alone do not tell: another step or seed has other noise": _distinct(3),
         "the same sum at another step has other noise: both are seen": _distinct(1, 3),
+        "that is the number of the last step: steps are repeated, and counted from 0":
+            lambda events: max((e[2] for e in events if e[0] == "noised"), default=0),
         "that is the last step, not what was noised":
             lambda events: max((e[2] + 1 for e in events if e[0] == "noised"), default=0)},
     hints=(
@@ -345,9 +368,11 @@ def _in_pieces(trial):
             continue
         try:
             names["loop_grad_sum"] = counted
-            trial(*case)
+            added = trial(*case)
         finally:
             names["loop_grad_sum"] = theirs
+        differ = gap(added, _whole_sum(*case))
+        trial.need(not differ, f"for pieces of {size} rows: {differ}")
         most = max(largest, default=0)
         trial.need(most <= size, f"{most} rows at once, and `size` is {size}",
                    "the sum is right, and the memory is not spared: a piece has `size` rows")
@@ -381,6 +406,13 @@ check_micro_sum = Exercise(
             lambda *case: {"weight": _whole_sum(*case)["weight"]},
         "a sum, not a mean over the rows: the division comes after the noise":
             lambda *case: _added([_whole_sum(*case)], 1/len(case[2])),
+        "the pieces overlap: x[i:i + size] ends before i + size":
+            lambda model, loss_fn, x, y, clip, size: _added(
+                [loop_grad_sum(model, loss_fn, x[i:i + size + 1], y[i:i + size + 1], clip)[0]
+                 for i in range(0, len(x), size)]),
+        "every row may be C long: the rows of a piece do not share C":
+            lambda model, loss_fn, x, y, clip, size: loop_grad_sum(
+                model, loss_fn, x, y, FlatClip(clip.max_norm/size))[0],
         "that is the first piece alone: add the pieces up": lambda *case: _pieces(*case)[0],
         "that is the last piece alone: add the pieces up": lambda *case: _pieces(*case)[-1],
         "that is the mean over pieces: add them up, the division comes after the noise":

@@ -39,6 +39,12 @@ WRONG = {
             "(torch.randn(r, n, generator=g).square().mean().sqrt())"},
     "check_secrets": {
         "differences of the means": "lambda m: [b - a for a, b in zip([0.] + m, m)]",
+        "the first secret comes first": "lambda m: (lambda s: [b - a for a, b in zip([0.] + s, s)]"
+                                        "[::-1])([i*x for i, x in enumerate(m, 1)])",
+        "over 2 values, not over 3": "lambda m: [m[0]] + [(i + 1)*b - i*a"
+                                     " for i, (a, b) in enumerate(zip(m, m[1:]), 2)]",
+        "round nothing": "lambda m: (lambda s: [round(b - a) for a, b in zip([0.] + s, s)])"
+                              "([i*x for i, x in enumerate(m, 1)])",
         "these are the sums": "lambda m: [i*x for i, x in enumerate(m, 1)]",
         "two different counts": "lambda m: [m[0]] + [i*(b - a)"
                                 " for i, (a, b) in enumerate(zip(m, m[1:]), 1)]",

@@ -17,6 +17,8 @@ WRONG = {
         "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)",
         "is half of eps - level": "lambda e, l: max(0., 1 - math.exp(e - l))",
         "so eps - level is halved": "lambda e, l: max(0., (1 - math.exp(e - l))/2)",
+        "the delta of a coin":
+            "lambda e, l: max(0., (math.exp(l) - math.exp(e))/(1 + math.exp(l)))",
         "that is e^eps Q alone": "lambda e, l: math.exp((e - l)/2)*(e < l)",
         "the sign of the exponent": "lambda e, l: max(0., 1 - math.exp((l - e)/2))",
         "that is P[loss > eps]": "lambda e, l: max(0., 1 - math.exp((e - l)/2)/2)*(e < l)"},
@@ -36,6 +38,8 @@ WRONG = {
         "not 1 + sigma^2*z":
             "lambda e, s, z: (1 - (e - (1 + 2*s**2*z)/(2*s**2)).exp()).clamp(min=0).mean()",
         "not loss - eps": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) - e).clamp(min=0).mean()",
+        "over all outputs": "lambda e, s, z: (lambda v: v[v > 0].mean() if (v > 0).any() else 0.)"
+                            "(1 - (e - (1 + 2*s*z)/(2*s**2)).exp())",
         "P[loss > eps]": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) > e).double().mean()"},
     "check_group_delta": {
         "delta grows": "lambda e, d, k: k*d",

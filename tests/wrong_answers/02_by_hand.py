@@ -49,6 +49,9 @@ EDITS = {
         "    norms =", "    if not len(grads):\n        return grads.sum(0)\n    norms ="),
     "not a number": ("torch.where(norms.isfinite(), grads*(max_norm/norms).clamp(max=1), 0.)",
                      "grads*(max_norm/norms).clamp(max=1)"),
+    "the entry of nan alone": ("    norms =", "    grads = grads.nan_to_num()\n    norms ="),
+    "the root is missing": ("grads.norm(dim=1, keepdim=True)",
+                            "grads.square().sum(1, keepdim=True)"),
     "ignores `generator`": (", generator=generator", ""),
 }
 WRONG = {
@@ -63,6 +66,8 @@ WRONG = {
         "not its length": "lambda W, bias: {'image': W.T@bias/bias.norm(), 'label': bias.argmin()}",
         "divide by the row's own": STEAL % "/bias.sum()",
         "not by the length": STEAL % "/bias.norm()",
+        "the minus one in it already": STEAL % "/(bias.min() - 1)",
+        "no picture of 8 times 8": STEAL % "[:64].view(8, 8)/bias.min()",
         "minus the image": STEAL % "/bias.min().abs()",
         "not the sum": "lambda W, bias: {'image': W.sum(0)/bias.sum(), 'label': bias.argmin()}",
         "not the image's own": STEAL % "/W[bias.argmin()].norm()"},

@@ -49,6 +49,8 @@ WRONG = {
         "the index of the order": ("orders[i]", "i"),
         "in this order": ("eps[i], orders[i]", "orders[i], eps[i]"),
         "natural logarithm": ("math.log(1/delta)", "math.log10(1/delta)"),
+        "don't multiply": ("/(orders - 1)", "*(orders - 1)"),
+        "once more": ("steps*rdp +", "steps*rdp/(orders - 1) +"),
         "the sign": ("math.log(1/delta)", "math.log(delta)")}),
     "check_delta_curve": edited(CURVE, **{
         "only the share": ("np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))",
@@ -61,6 +63,7 @@ WRONG = {
                         "    p, h, steps = masses, steps*h, 1\n"),
         "starts at steps*first": ("steps*first", "first*(steps > 0)"),
         "not steps*(1 - sum)": ("1 - masses.sum()**steps", "steps*(1 - masses.sum())"),
+        "not one fewer": ("masses.sum()**steps", "masses.sum()**max(0, steps - 1)"),
         "1 minus that": ("1 - masses.sum()**steps", "masses.sum()**steps"),
         "the exponent's sign": ("eps[:, None] - loss", "loss - eps[:, None]"),
         "no share is negative": ("np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))",

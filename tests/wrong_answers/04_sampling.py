@@ -3,6 +3,7 @@ WRONG = {
     "check_size_stats": {
         "that is the variance": "lambda n, q: (n*q, n*q*(1 - q))",
         "vary a little less": "lambda n, q: (n*q, math.sqrt(n*q))",
+        "the root of n, not n": "lambda n, q: (n*q, n*math.sqrt(q*(1 - q)))",
         "spread of one coin": "lambda n, q: (n*q, math.sqrt(q*(1 - q)))"},
     "check_fair_coins": {
         "refuses everybody": "lambda x, q: False",
@@ -15,11 +16,16 @@ WRONG = {
                             " and x.double().sum(1).var() > 5 and x[:, 0].any())"},
     "check_room_for": {
         "room for one batch": "lambda n, q, t, p: int(stats.binom.isf(p, n, q))",
+        "one batch at a time": "lambda n, q, t, p: int(stats.binom.isf(p, n*t, q))",
+        "one place too few": "lambda n, q, t, p: int(stats.binom.isf(p/t, n, q)) - 1",
         "one place too many": "lambda n, q, t, p: int(stats.binom.isf(p/t, n, q)) + 1",
         "the mean size": "lambda n, q, t, p: math.ceil(n*q)"},
     "check_safe_epsilon": {
         "not sigma/epochs": "lambda s, e, d: gaussian_epsilon(d, s/e)",
         "that is one epoch": "lambda s, e, d: gaussian_epsilon(d, s)",
+        "one release too many": "lambda s, e, d: gaussian_epsilon(d, s/(e + 1)**.5)",
+        "one release too few": "lambda s, e, d: gaussian_epsilon(d, s/max(1, e - 1)**.5)",
+        "not twice": "lambda s, e, d: gaussian_epsilon(d, s/(2*e)**.5)",
         "there or its place is blank": "lambda s, e, d: gaussian_epsilon(d, s/(2*e**.5))",
         "here nobody tosses any": "lambda s, e, d: epsilon(q=1/25, sigma=s, steps=25*e, delta=d)",
         "not one over the epochs": "lambda s, e, d: epsilon(q=1/e, sigma=s, steps=e, delta=d)",

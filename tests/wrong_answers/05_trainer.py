@@ -54,6 +54,8 @@ WRONG = {
         "hash every entry in its place": (BYTES, "str(round(total.sum().item(), 6)).encode()"),
         "sum with the same total": (BYTES, "str(total.sum().item()).encode()"),
         "rounded, two sums are one": (BYTES, "total.float().numpy().tobytes()"),
+        "use hashlib": ("int.from_bytes(hashlib.sha256(name).digest()[:8], \"little\")",
+                        "hash(name) % 2**63"),
         "a generator of your own": ("generator=generator, ", ""),
         "belongs in float64": (", dtype=torch.float64", "")}),
     "check_must_pay": edited(PAY, {
@@ -62,7 +64,9 @@ WRONG = {
         "the same step with another sum": ("{event for", "{event[1:3] for"),
         "another seed, another noise": ("{event for", "{event[2:] for"),
         "at another step": ("{event for", "{(event[1], event[3]) for")})
-    | {"does not take back": FILE},
+    | {"does not take back": FILE,
+       "the number of the last step":
+           "lambda events: max((e[2] for e in events if e[0] == 'noised'), default=0)"},
     "check_private_accuracy": edited(LOOK, {
         "too little noise": ("sensitivity=1.", "sensitivity=1/len(y)"),
         "too much noise": ("sensitivity=1.", "sensitivity=2."),
@@ -75,5 +79,9 @@ WRONG = {
         "the last piece alone": ("sum(part[name] for part in parts)", "parts[-1][name]"),
         "the mean over pieces": ("for part in parts)", "for part in parts)/len(parts)"),
         "a piece has `size` rows": ("x.split(size), y.split(size)", "[x], [y]"),
+        "the pieces overlap": ("zip(x.split(size), y.split(size))",
+                               "[(x[i:i + size + 1], y[i:i + size + 1])"
+                               " for i in range(0, len(x), size)]"),
+        "do not share C": ("v, clip)", "v, FlatClip(clip.max_norm/size))"),
         "not the piece": (SUM, WHOLES)}),
 }

@@ -64,6 +64,7 @@ WRONG = {
         "|c| is squared, too": SQUARE.replace("h**2*cc", "h**2*cc.sqrt()"),
         "the length of c is missing": SQUARE.replace("h**2*cc", "h**2"),
         "gc is squared": SQUARE.replace("gc**2", "gc"),
+        "n once, not twice": SQUARE.replace("g1**2/n", "g1**2/n**2"),
         "not of filters": SQUARE.replace("c.shape[1]", "c.shape[0]"),
         "its derivative is missing": SQUARE.replace("(2*f*h - h**2*cc)", "0")},
     "check_renormalize": {

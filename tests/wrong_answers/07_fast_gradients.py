@@ -25,6 +25,8 @@ EDITS = {  # diagnosis -> (what the right engine says, what the wrong one says)
     "the biases are missing": ("m.bias is not None", "False"),
     "look at `m.bias`": ("m.bias is not None", "True"),
     "in `finally`": ("        hook.remove()\n", "        pass\n"),
+    "at each position, then add up": ('torch.einsum("bto,bti->boi", g, x)',
+                                      'torch.einsum("bo,bi->boi", g.sum(1), x.sum(1))'),
     "use torch.autograd.grad": (
         "    each = {}\n", "    each = {}\n    loss_fn(model(x), y).sum().backward()\n"),
 }
@@ -72,6 +74,10 @@ WRONG = {
         "positions are not orthogonal":
             f"lambda c, x, g: ({PATCHES}.square().sum(1)*g.flatten(2).square().sum(1))"
             ".sum(1).sqrt()",
+        "dilation before padding": GHOST.replace("c.dilation, c.padding", "c.padding, c.dilation"),
+        "take no absolute values": GHOST.replace(".sum((1, 2))", ".abs().sum((1, 2))"),
+        "leave out the bias": GHOST.replace(
+            ".sum((1, 2)).sqrt()", ".sum((1, 2)).add(back.sum(2).square().sum(1)).sqrt()"),
         "mind dilation": GHOST.replace("c.dilation", "1"),
         "mind padding": GHOST.replace("c.padding", "0"),
         "mind stride": GHOST.replace("c.stride", "1"),
@@ -84,6 +90,7 @@ WRONG = {
             "lambda c, x, g: torch.stack([torch.autograd.grad(c(u[None]), c.weight, v[None])[0]"
             ".norm() for u, v in zip(x, g)])"},
     "check_mixed": {
+        "g waits, too": MIXED.replace("t*(fan_in + o) if", "t*fan_in if"),
         "t is its square": MIXED.replace("t, fan_in = size**2", "t, fan_in = size"),
         "i*kernel² weights": MIXED.replace("i*kernel**2", "i"),
         "one table is not enough": MIXED.replace("2*t**2", "t**2"),

@@ -37,6 +37,7 @@ WRONG = {
     "check_next_threshold": {
         "which is private": UPDATE.replace("/batch_size", "/max(1, len(norms))"),
         "the wrong way": UPDATE.replace("(-lr", "(lr"),
+        "lr is missing": UPDATE.replace("-lr*", "-"),
         "not centred": UPDATE.replace(".5, -.5)", "1., 0.)").replace("batch_size + .5",
                                                                      "batch_size"),
         "add the 1/2 back": UPDATE.replace("batch_size + .5", "batch_size"),
@@ -48,6 +49,8 @@ WRONG = {
     "check_gradient_sigma": {
         "not the shares themselves": "lambda s, b: 1/(1/s - 1/(2*b))",
         "not by 1": "lambda s, b: (s**-2 - b**-2)**-.5 if b > s else math.nan",
+        "square the 2, too": "lambda s, b: (s**-2 - .5*b**-2)**-.5",
+        "noises do not subtract": "lambda s, b: abs(s**2 - (2*b)**2)**.5",
         "must be paid for": "lambda s, b: s",
         "so take it away": "lambda s, b: (s**-2 + (2*b)**-2)**-.5",
         "take the root": "lambda s, b: s**-2 - (2*b)**-2"},
