@@ -14,8 +14,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         inf_for_null label_no_privacy make_config make_plan make_schedule null_for_inf
         overrides_of planned_steps run_name""",
     "estimates": """
-        CLASSES SHORT image_seconds in_words is_there list_presets missing_start record_words
-        rehearse run_images stand_in step_seconds""",
+        CLASSES SHORT in_words is_there list_presets missing_start record_words rehearse
+        run_images stand_in step_seconds""",
     "main": """
         VERBS answer evaluate make_verb_parser plot predict""",
     "presets": """

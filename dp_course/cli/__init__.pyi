@@ -46,7 +46,6 @@ from .config import planned_steps as planned_steps
 from .config import run_name as run_name
 from .estimates import CLASSES as CLASSES
 from .estimates import SHORT as SHORT
-from .estimates import image_seconds as image_seconds
 from .estimates import in_words as in_words
 from .estimates import is_there as is_there
 from .estimates import list_presets as list_presets

@@ -100,7 +100,7 @@ examples:
   dp-train resnet20-eps3 --data DIR --steps 3   three steps of the CIFAR-10 run
   dp-train resnet20-eps3 --time-limit 540       nine minutes of it ...
   dp-train resnet20-eps3 --resume               ... and the rest
-  dp-train --list                               what is there, and what it costs here
+  dp-train --list                               what is there, and what it took
   dp-train resnet20-cpu-eps3 --dry-run          plan, noise, seconds a step; nothing is spent
   dp-train evaluate FILE.release.pt             what was released, tested again
   dp-train predict FILE.release.pt IMAGE ...    what it sees in an image

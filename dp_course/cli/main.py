@@ -18,7 +18,7 @@ from .estimates import list_presets, rehearse
 from .progress import Interrupt, complain, conclude
 from .releases import open_release
 from .run import train
-from .setup import make_engine, make_trainer
+from .setup import make_trainer
 from ..training import Peers, join
 
 # %% ../../nbs/workshop/cli/main.ipynb #f2db0b1d
@@ -111,8 +111,7 @@ def answer(
         return True
     if "--list" in words:
         args = make_parser().parse_args(words)
-        print("each network is tried on a few images: a minute or so", file=sys.stderr)
-        say(list_presets(make_engine, args.out, args.root))
+        say(list_presets(args.out, args.root))
         return True
     return False
 

@@ -117,7 +117,6 @@ def test_features_of_a_validation_split_are_made_again(tmp_path):
 
 
 def test_a_network_is_missing_where_the_data_are_there(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(estimates, "image_seconds", lambda config, make_engine: 1e-3)
     monkeypatch.setattr(estimates, "is_there", lambda name, root: "")
     monkeypatch.setattr(estimates, "find_start", lambda name: gone(name))
 
@@ -205,8 +204,7 @@ def test_plot_writes_one_figure(tmp_path, capsys):
 # --- list and rehearsal
 
 
-def test_the_list_names_every_preset_its_data_and_its_records(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(estimates, "image_seconds", lambda config, make_engine: 1e-3)
+def test_the_list_names_every_preset_its_data_and_its_records(capsys, tmp_path):
     shutil.copy(run_file("digits-eps3-0"), tmp_path/"2026-01-01-digits-eps3-9.jsonl")
     text = said(capsys, "--list", "--data", tmp_path, "--out", tmp_path)
     rows = {line.split()[0]: line for line in text.splitlines() if line[:1].strip()}
@@ -215,7 +213,8 @@ def test_the_list_names_every_preset_its_data_and_its_records(monkeypatch, capsy
     assert "cifar10 missing" in rows["resnet20-eps3"] and "missing" not in rows["digits-eps3"]
     assert " synthetic " in rows["leaves-linear-eps3"] and " none " in rows["resnet20-eps3"]
     assert "public (CIFAR-100) " in rows["public-all-eps2"]
-    assert "18.2 hours" in rows["resnet20-eps3"]  # 1000 x 4096 x 16 images of a millisecond
+    assert " 65.54 M " in rows["resnet20-eps3"]  # 1000 steps x 4096 images x 16 views
+    assert " seconds, cpu " in rows["digits-eps3"]
     assert " - " in rows["wrn40-4-eps8"]
     assert [p.name for p in tmp_path.iterdir()] == ["2026-01-01-digits-eps3-9.jsonl"]
 
