@@ -66,7 +66,10 @@ KNOWN = [  # the truth by `ManyDigits`, and with 19 digits (another period, anot
     (2.7e-5, .878, 1_300_000, 5.9e-14, .345301),  # .35629 once: outputs that nobody sees
     # by the same integral with 33 digits and Gauss's nodes; once .098060, .183347
     (1.0798943283120084e-9, .42429112962901744, 194_584_134, 9.878948191242468e-13, .0978614796),
-    (8.800222007759506e-9, .44190646003492634, 188_799, 4.368865913681972e-14, .1832779726)]
+    (8.800222007759506e-9, .44190646003492634, 188_799, 4.368865913681972e-14, .1832779726),
+    # the same in balls of 180 bits; once 6 % and .8 % above: 1e-7 was added to every eps
+    (2.9175613808342236e-9, 4.753969587959357, 508_910, 2.223257647108407e-13, 2.0226954566e-6),
+    (3.0068735341206757e-9, .8019618492776286, 164_956, 1.321971627375295e-13, 1.2816620138e-5)]
 
 
 @pytest.mark.parametrize("q, sigma, steps, delta, truth", KNOWN)
