@@ -21,6 +21,7 @@ from dataclasses import replace
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -309,7 +310,7 @@ def test_the_weights_that_are_graded_are_the_graders(changed, honest):
     it = leaderboard._verified(str(changed))[1]
     assert leaderboard._distance(it.replay.weights, it.release["weights"]) > 0
     it.release["weights"] = dict.fromkeys(it.release["weights"], torch.zeros(()))
-    assert leaderboard.accuracy(it) == leaderboard.standing(honest)
+    assert leaderboard.accuracy(it.graded) == leaderboard.standing(honest)
 
 
 ELSEWHERE = """
@@ -361,6 +362,33 @@ def test_noise_that_was_chosen_is_refused(tmp_path, monkeypatch):
     leaderboard.hand_in(make_config("digits-eps3"), tmp_path/"s")
     monkeypatch.undo()
     assert "the digests name noise that goes the model's way" in refusals(tmp_path/"s")
+
+
+def with_other_digests(prepared, config, seed=None):
+    "A trainer whose noise is named by whoever writes the ledger."
+    trainer = prepared(config, seed)
+    own = trainer._sum_to_charge
+
+    def named(batch):
+        total, norms, entry = own(batch)
+        return total, norms, entry._replace(digest=f"{entry.t:032x}")
+    trainer._sum_to_charge = named
+    return trainer
+
+
+def test_noise_that_was_named_is_not_graded(tmp_path, monkeypatch):
+    "No gradient shows where chosen noise goes: four last steps brought a point on the test part."
+    prepared, config = leaderboard._prepared, replace(make_config("digits-eps3"), epochs=3.)
+    monkeypatch.setattr(leaderboard, "_prepared", partial(with_other_digests, prepared))
+    leaderboard.hand_in(config, tmp_path/"s")
+    monkeypatch.undo()
+    assert refusals(tmp_path/"s") == ""
+    it = leaderboard._verified(str(tmp_path/"s"))[1]
+    own = prepared(config, it.state["seed"][0]).fit()
+    assert leaderboard._distance(leaderboard._ended(own), it.release["weights"]) > 1e-2
+    monkeypatch.setattr(type(own), "evaluate", lambda trainer: [
+        p.detach().clone() for p in trainer.model.parameters()])
+    assert all(map(torch.equal, own.evaluate(), leaderboard.standing(tmp_path/"s")))
 
 
 def test_a_batch_that_was_chosen_is_refused(changed):
