@@ -45,7 +45,7 @@ def replay_sensitivity(
 ):                  # `Finding`; no false alarms, but for a thousandth that rounding is allowed
     "Run a step on D and on D + z with the same randomness, for adversarial z, and compare."
     # Record, replay, compare: Cebere et al. 2026 (arXiv 2602.17454)
-    check_claim(bound=bound, tries=tries, climbs=climbs, seed=seed,
+    check_claim(step=step, bound=bound, tries=tries, climbs=climbs, seed=seed,
                 least={"tries": 0 if newcomers else 1, "climbs": 0})
     check_kind("is no dict: pass one, name -> distance", dict, allowed=allowed)
     generator = fresh(seed)
@@ -94,8 +94,8 @@ def noise_audit(
 ):                          # `Finding`
     "Toss coins whether canaries take part, guess them from what is released, and bound sigma."
     # Half of alpha for the guesses (for noise of any shape), half for the std of each tensor
-    check_claim(bound=bound, q=q, sigma=sigma, steps=steps, delta=delta, alpha=alpha, seed=seed,
-                observations=observations, least={"observations": 1})
+    check_claim(step=step, bound=bound, q=q, sigma=sigma, steps=steps, delta=delta, alpha=alpha,
+                seed=seed, observations=observations, least={"observations": 1})
     lab = Canaries(step, examples, canaries, bound, seed)
     inside, outside = lab.observe(observations)
     right, tries = int((inside > .5).sum() + (outside <= .5).sum()), len(inside) + len(outside)

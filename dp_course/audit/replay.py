@@ -8,12 +8,13 @@ __all__ = ['check_claim', 'Replay', 'stranger', 'nudged', 'draw_ratios', 'quiet_
 
 # %% ../../nbs/workshop/audit/replay.ipynb #f1010003
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from .adapters import Finding, flat, fresh, joined, row_of
-from ..basics import PALETTE, check_count, check_number, figure, refuse_unknown
+from ..basics import PALETTE, check_count, check_kind, check_number, figure, refuse_unknown
 from ..data import count, tree_map
 from ..privacy import PLDAccountant, require
 
@@ -32,13 +33,16 @@ _SETTINGS = {  # the sentence after name=value, and the rule
 def check_claim(
     least={},       # dict name -> smallest number that makes sense, of those that count something
     coins=False,    # whether q must leave something to chance
-    **asked,        # q, sigma, steps, delta; alpha, bound, seed
+    **asked,        # q, sigma, steps, delta; alpha, bound, seed; step or train, a function
 ):
     "Refuse a claim, or a setting, with which an audit could not object."
     # ValueError
     for name, value in asked.items():
         if name in least:
             check_count(least[name], 10**9, **{name: value})
+        elif name in ("step", "train"):
+            check_kind("is no function: help() says what it gets and gives", Callable,
+                       **{name: value})
         elif name == "seed":
             check_count(-2**63, 2**63 - 1, seed=value)
         elif name in _SETTINGS or (coins and name == "q"):
@@ -256,8 +260,9 @@ def replay_release(
     seed:int=0,
 ):                     # `Finding`
     "Compare released weights: how far does one example move them, and how far does the noise?"
-    check_claim(q=q, sigma=sigma, steps=steps, delta=delta, runs=runs, alpha=alpha, seed=seed,
-                least={"runs": 2, "steps": 1}, coins=True)
+    check_kind("is no batch: pass (x, y)", (tuple, list), silent=silent, canaries=canaries)
+    check_claim(train=train, q=q, sigma=sigma, steps=steps, delta=delta, runs=runs, alpha=alpha,
+                seed=seed, least={"runs": 2, "steps": 1}, coins=True)
     released = CanaryMoves(train, silent, canaries, runs, seed)
     tests = release_tests(released, q=q, sigma=sigma, steps=steps)
     tensors = released.quiet()

@@ -150,7 +150,9 @@ def losses_of(
     rows:int,  # how many losses there must be
 ):             # (rows,)
     "Compute one loss per row, or say that `loss_fn` does something else."
-    # ValueError: any other shape, or no tensor at all
+    # ValueError: any other shape, or no tensor at all; no function
+    if not callable(loss_fn):
+        raise ValueError(f"{loss_fn=!r:.80} is no function: pass one of (output, labels)")
     losses = loss_fn(output, y)
     is_tensor = isinstance(losses, torch.Tensor)
     shape = tuple(losses.shape) if is_tensor else type(losses).__name__

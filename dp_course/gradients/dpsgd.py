@@ -6,11 +6,12 @@
 __all__ = ['ROUNDING', 'trainable', 'example_grads', 'FlatClip', 'loop_grad_sum', 'noisy_mean']
 
 # %% ../../nbs/02_by_hand.ipynb #62dfaff5
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from ..basics import check_number, refuse_unknown
+from ..basics import check_kind, check_number, refuse_unknown
 from ..data import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from ..privacy import normal
 
@@ -19,6 +20,7 @@ def trainable(
     model,  # `nn.Module`
 ):          # dict name -> parameter
     "List the parameters that learn, by name; tied ones once."
+    check_kind("is no network: pass an nn.Module", torch.nn.Module, model=model)
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -100,6 +102,7 @@ def loop_grad_sum(
 ):            # dict name -> clipped sum over examples; norms (l,b) before clipping
     "Clip and add up per-example gradients, one example after the other."
     # Sums are float64, norms float32 at least, whatever the model's precision
+    check_kind("is no clip: pass one, such as FlatClip(1.)", Callable, clip=clip)
     params = trainable(model)
     total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
     first = next(iter(params.values()))

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import (
     register_pytree_node, tree_flatten, tree_map as pytree_map, tree_unflatten)
 
+from ..basics import check_kind
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .attention import (
     broadcast_parameters, self_attention, self_attention_of, with_copies)
@@ -90,7 +91,9 @@ def refuse(
     model,  # `nn.Module`
 ):
     "Refuse by name what has no per-example gradient, or one that no rule could see."
-    # ValueError: parameter hooks, computed weights, BatchNorm, fused recurrent layers, max_norm
+    # ValueError: parameter hooks, computed weights, BatchNorm, fused recurrent layers, max_norm;
+    # no network at all
+    check_kind("is no network: pass an nn.Module", nn.Module, model=model)
     for path, m in model.named_modules():
         name, kind = path or "the model", type(m).__name__
         who = f"{name} is {kind}: "
@@ -504,6 +507,7 @@ def fast_grad_sum(
 ):            # dict name -> clipped sum; norms (l,b), before clipping
     "Clip and add up in one pass that never computes the unclipped batch gradient."
     # ValueError: a module that it cannot give exact gradients for, and what to use instead
+    check_kind("is no network: pass an nn.Module", nn.Module, model=model)
     with fast_pools(model):
         return one_pass(model, loss_fn, x, y, clip, kept_or_ghost)
 

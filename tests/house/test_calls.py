@@ -228,3 +228,31 @@ def test_no_classes_are_looked_for_in_one_output(outputs, test_part, metric, ref
             make()
     else:
         assert make().t == 0
+
+
+ENGINES = sorted(name for name in dp_course.__all__ if name.endswith("grad_sum"))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_names_what_it_cannot_call(name):
+    "Once an AttributeError of None, and a TypeError of text."
+    def call(**other):
+        told = dict(model=nn.Linear(6, 2), loss_fn=loss, x=X, y=Y, clip=dp_course.FlatClip(1.))
+        return getattr(dp_course, name)(**told | other)
+    for other, words in ((dict(model=None), "model=None is no network"),
+                         (dict(loss_fn="mse"), "loss_fn='mse' is no function"),
+                         (dict(clip="flat"), "clip='flat' is no clip")):
+        with pytest.raises(ValueError, match=words):
+            call(**other)
+
+
+def test_an_audit_names_what_it_cannot_call():
+    for audit in (dp_course.replay_sensitivity, partial(dp_course.noise_audit, canaries=(X, Y),
+                                                        sigma=1.)):
+        with pytest.raises(ValueError, match="step=3 is no function"):
+            audit(step=3, examples=(X, Y), bound=1.)
+    released = partial(dp_course.replay_release, canaries=(X, Y), q=.1, sigma=1., steps=2)
+    with pytest.raises(ValueError, match="train=3 is no function"):
+        released(3, (X, Y))
+    with pytest.raises(ValueError, match="silent=3 is no batch"):
+        released(print, 3)
