@@ -64,9 +64,9 @@ RATES = {  # (part, eps) -> settings that are tried
     ("head-views", 8.): [(lr, 20) for lr in (1., 4., 16.)],
 }
 CEILINGS = {  # part -> Adam's rates that are tried without privacy, 20 epochs each, with views
-    "head-views": (.004, .016, .064, .256),
+    "head-views": (.004, .016, .064, .256, 1.024),
     "norms": (.004, .016, .064),
-    "all": (.001, .004, .016),
+    "all": (.00025, .001, .004, .016),
 }
 PLAIN = {"head": 100, "norms": 20, "scratch": 80}  # epochs without privacy, Adam at 1e-3
 
