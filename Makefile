@@ -42,7 +42,7 @@ lab: .venv/.ready ## open the course in JupyterLab, in your own copy: student/ (
 train: .venv/.ready ## train under (3, 1e-5)-DP: make train [PRESET=resnet20-eps3] [ARGS="--steps 3"]
 	@$(HEAP) $(BIN)/dp-train $(PRESET) $(ARGS)
 
-test: .venv/.ready ## notebooks, tests and sync checks, offline, about five minutes on two quiet cores
+test: .venv/.ready ## notebooks, tests and sync checks, offline: five minutes on two quiet cores, up to fourteen on old ones
 	@echo "1/2 every notebook, without its slow cells, as nbdev_test runs it ..."
 	@$(ONE) $(BIN)/python tests/run_notebooks.py
 	@echo "2/2 pytest: oracles, properties, faults, and the sync checks ..."
