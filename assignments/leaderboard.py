@@ -168,6 +168,7 @@ def check_rules(it):
     "The data and the delta of the leaderboard; nothing tuned on the test part's way in."
     config = it.config
     _need(config.data in DATA, f"data is {config.data!r}: the leaderboard has {', '.join(DATA)}")
+    _need(config.eps <= EPS, f"eps is {config.eps:g}, at most {EPS:g} is allowed")
     _need(config.delta <= DELTA, f"delta is {config.delta:g}, at most {DELTA:g} is allowed")
     _need(not config.n_val, f"n_val is {config.n_val}: hand in a run on the whole training set")
     _need(not (config.start or config.centre), "start and centre are not for this leaderboard")
@@ -260,7 +261,8 @@ class Replay:
     def sum_to_charge(self, batch):
         "The sum of the next step, under the digest that the ledger has for it."
         total, norms, mine = self.own(batch)
-        theirs = self.entries[mine.t]
+        theirs = self.entries.get(mine.t)
+        _need(theirs, f"forged: the run takes step {mine.t}, and the ledger does not have it")
         self.exact = self.exact and mine == theirs
         entry = mine._replace(digest=theirs.digest) if self.named else mine
         if self.look is not None:

@@ -287,6 +287,28 @@ def test_a_ledger_that_was_cut_is_refused(changed):
                                  "was written with: it was cut or edited")
 
 
+def test_a_run_without_privacy_and_without_a_ledger_is_refused(changed):
+    "Nothing is spent where nothing is written; once a TypeError stood between it and the table."
+    from dp_course.training import save_atomic
+
+    def change(line):
+        line.update({key: None for key in line if key.startswith("eps")})
+        if line["kind"] == "start":
+            line["config"]["eps"] = line["plan"]["eps"] = None
+            line["plan"]["sigma"] = 0.
+        else:
+            line["step"] = line["computed"] = 0
+    reseal(changed, change)
+    state = leaderboard.Submission.read(changed).state
+    state["book"]["entries"], state["counts"] = [], [0, *state["counts"][1:]]
+    save_atomic(state, changed/"checkpoint")
+    lines = (changed/"checkpoint.ledger").read_bytes().splitlines(keepends=True)
+    (changed/"checkpoint.ledger").write_bytes(b"".join(lines[:-72]))
+    said = refusals(changed)
+    assert "eps is inf, at most 3 is allowed" in said
+    assert "the run takes step 0, and the ledger does not have it" in said
+
+
 def with_weights(folder, by):
     "Move the released weights by normal numbers of some size."
     from dp_course.training import save_atomic
