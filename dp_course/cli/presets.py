@@ -174,6 +174,15 @@ PRESETS["resnet20-synthetic-eps3"] = dict(
     tuning_runs=7,  # four of the start from scratch, three rates of its own
 )
 
+PRESETS["resnet20-views-eps3"] = dict(
+    PRESETS["resnet20-synthetic-eps3"],
+    about="the same start, batch 4096 and two views of each image: for a GPU",
+    batch_size=4096,
+    epochs=600*4096/50_000,
+    views=2,
+    micro_batch=1024,
+)
+
 # %% ../../nbs/workshop/cli/presets.ipynb #406a343b
 OPEN_END = dict(eps=float("inf"))  # no noise: no privacy
 UNCLIPPED = dict(OPEN_END, max_norm=1e9)  # longer than any gradient

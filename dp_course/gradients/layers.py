@@ -40,7 +40,7 @@ _ROWS = 2**12   # rows at a time: few additions stand in a row, so that their ro
 
 def _at_once(x, numbers):
     "How many numbers to take at a time: a core's cache holds few, a GPU wants many."
-    return 2**5*numbers if x.is_cuda else numbers
+    return 2**8*numbers if x.is_cuda else numbers
 
 
 def _in_pieces(rows):  # (b,p) -> list of (n,p)
@@ -600,14 +600,14 @@ class ConvWeight:
         return _gradients_by_patches(self.conv, x.double(), g.double(), len(x), self.padding)
 
     def _few_positions(self):
-        "Are patches cheaper than the fold? On a CPU they are, for wide layers without thin groups."
+        "Are patches cheaper than the fold? They are, for wide layers without thin groups."
         t, thin = self.g.shape[2:].numel(), self.conv.groups > 1 and self.shape[1] <= 16
-        few = not self.x.is_cuda and len(self.x) == self.b and self.x.dtype.itemsize < 8
+        few = self.x.is_cuda or len(self.x) == self.b and self.x.dtype.itemsize < 8
         return few and self.conv.weight.numel() > 256*t and not (thin and t > 1)
 
     def _small_and_deep(self):
-        "Are there more channels than pixels in a row, so that copies run along the channels?"
-        flat = self.conv.groups == 1 and self.x.dim() == 4
+        "Are there more channels than pixels in a row, so that a CPU had better copy along them?"
+        flat = self.conv.groups == 1 and self.x.dim() == 4 and not self.x.is_cuda
         return flat and self._few_positions() and self.x.shape[1] > self.x.shape[3]
 
     def ghost_pays(self):
@@ -658,6 +658,14 @@ def _make_raw(g, c, f, h):  # (...,o,n), (o,n), (o,1), (o,1)
     g.mul_(f).sub_(f*mean).addcmul_(c, -h*along)
 
 
+def _make_all_raw(g, c, f, h):  # (b,o,n), (o,n), (o,1), (o,1)
+    "The same in two matrix products, for a device whose cache holds nothing of a batch."
+    ones, by_filter = torch.ones_like(c), g.transpose(0, 1)
+    products = by_filter @ torch.stack([ones/c.shape[1], c], 2)  # (o,b,2) mean g, <g,c>
+    g.mul_(f)
+    by_filter.baddbmm_(products*torch.cat([-f, -h], 1)[:, None], torch.stack([ones, c], 1))
+
+
 def _by_memory(c, gradients):  # (o,n) -> (o,n)
     "Put the weights of filters in the order in which gradients (b,o,i,...) lie in memory."
     if not _by_pixel(gradients):
@@ -667,11 +675,14 @@ def _by_memory(c, gradients):  # (o,n) -> (o,n)
 
 @torch.no_grad()
 def _raw_gradients(gradients, filters):  # (b,o,i,...) -> the same, in its place where it is wide
-    "The same for the gradients of a batch, a few at a time; at least float32."
+    "The same for the gradients of a batch, on a CPU a few at a time; at least float32."
     gradients = gradients.to(at_least_float32(gradients.dtype))
     filters = [t.to(gradients.dtype) for t in (_by_memory(filters[0], gradients), *filters[1:])]
     rows = gradients.movedim(2, -1) if _by_pixel(gradients) else gradients
     rows = rows.view(len(rows), *filters[0].shape)
+    if rows.is_cuda:
+        _make_all_raw(rows, *filters)
+        return gradients
     n = 1 + _PIECE//filters[0].shape[1]  # filters at a time
     for block, *of_block in zip(rows.split(n, 1), *[t.split(n) for t in filters]):
         for some in _in_pieces(block):

@@ -12,9 +12,9 @@ from torch import nn
 from toys import quiet
 
 from dp_course.cli import PRESETS, Job, make_config, setup, train
-from dp_course.data import Examples
+from dp_course.data import Examples, Views
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, layers, loop_grad_sum
-from dp_course.models import resnet20
+from dp_course.models import WSConv2d, resnet20
 from dp_course.training import prove_separate, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +62,38 @@ def test_a_sum_in_float64_stays_exact_under_an_autocast_like_cudas(like_cuda):
         fast, _ = fast_grad_sum(model, loss, x, y, FlatClip(1.))
     largest = max(g.abs().max() for g in exact.values())
     assert max((fast[name] - exact[name]).abs().max() for name in exact) < 1e-12*largest
+
+
+class WideAndNarrow(nn.Module):
+    "Filters over few positions and over many, standardized and plain."
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            WSConv2d(8, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(3),
+            WSConv2d(16, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 104, 3, stride=2),
+            nn.Flatten(), nn.Linear(104, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_what_a_gpu_is_given_to_do_is_what_the_loop_does(like_cuda, monkeypatch, k):
+    "Filters with few positions take patches there, and all raw gradients come from two products."
+    called = []
+    for name in ("_gradients_by_patches", "_gradients_by_folding", "_make_all_raw"):
+        whole = getattr(layers, name)
+        monkeypatch.setattr(
+            layers, name, lambda *args, f=whole, name=name: called.append(name) or f(*args))
+    torch.manual_seed(0)
+    model = WideAndNarrow().double()
+    x, y = Views(torch.randn(5, k, 8, 8, 8, dtype=torch.float64)), torch.arange(5) % 3
+    exact, lengths = loop_grad_sum(model, loss, x, y, FlatClip(.1))
+    fast, norms = fast_grad_sum(model, loss, x, y, FlatClip(.1))
+    torch.testing.assert_close(norms, lengths, rtol=1e-12, atol=0)
+    for name in exact:
+        torch.testing.assert_close(fast[name], exact[name], rtol=1e-10, atol=1e-12)
+    assert set(called) == {"_gradients_by_patches", "_gradients_by_folding", "_make_all_raw"}
 
 
 def normalized(k, b, **options):
