@@ -131,6 +131,7 @@ def load(
 ) -> Examples:
     "Load a whole data set as tensors, after checking every file."
     # ValueError: unknown name. FileNotFoundError: no folder, no file. DataError: wrong size or MD5.
+    data_root(root)  # refuses what is no folder
     name = str(name).lower().replace("-", "").replace("fashionmnist", "fashion")
     if name not in ("digits", *_SOURCES, "oct"):
         raise ValueError(f"no data set {name!r}: choose one of digits, {', '.join(_SOURCES)}, oct")

@@ -6,6 +6,8 @@
 __all__ = ['DPAdam']
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #ea4c859f
+from collections.abc import Iterable
+
 import torch
 
 from ..basics import check_kind, check_number, refuse_unknown
@@ -24,7 +26,8 @@ def _per_tensor(std, n):
     return stds
 
 
-def _check_adam(lr, betas, eps, noise_std, floor):
+def _check_adam(params, lr, betas, eps, noise_std, floor):
+    check_kind("are no parameters: pass model.parameters()", Iterable, params=params)
     rule = "is out of range: pass lr, eps, noise_std >= 0, betas in [0,1), floor > 0"
     check_number(rule, lambda v: 0 <= v <= 1e15, lr=lr, eps=eps)
     check_number(rule, lambda v: 1e-45 <= v <= 1e15, floor=floor)
@@ -69,7 +72,7 @@ class DPAdam(torch.optim.Optimizer):
         noise_std=0.,      # of the *mean* gradient's noise, one number or one per tensor; 0: Adam
         floor:float=5e-8,  # least corrected second moment; with correction
     ):
-        _check_adam(lr, betas, eps, noise_std, floor)
+        _check_adam(params, lr, betas, eps, noise_std, floor)
         defaults = dict(lr=lr, betas=betas, eps=eps, noise_std=noise_std, floor=floor)
         super().__init__(params, defaults)
 

@@ -144,6 +144,8 @@ MISTYPED = {
     "name": (lambda: dp_course.Examples(X, Y, name=3), "name=3 is no name: pass text"),
     "device": (lambda: dp_course.load("digits", device="gpu"), "no such device: 'gpu'"),
     "folder": (lambda: dp_course.load("mnist", root=5), "root=5 is no folder"),
+    "folder that is not needed": (lambda: dp_course.load("digits", root=5), "root=5 is no folder"),
+    "parameters": (lambda: dp_course.DPAdam(5), "params=5 are no parameters.*pass"),
     "maker": (lambda: trainer(optimizer=float), "optimizer=<class 'float'>.*makes none.*pass"),
     "option of a maker": (lambda: trainer(optimizer=lambda params: torch.optim.SGD(params, lrr=1)),
                           "makes none.*lrr.*pass"),
