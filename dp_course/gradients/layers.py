@@ -73,14 +73,23 @@ def _row_norms(rows):  # (b,p) -> (b) float64
 
 def _add_rows(total, rows, factors):  # (p) float64, (b,p), (b)
     "Add rows to a total, each times its factor, in float64 from the first addition on."
-    factors = factors.double()
-    if rows.numel() <= _PIECE:
+    factors, threads = factors.double(), torch.get_num_threads()
+    if rows.numel() <= _PIECE or rows.is_cuda:
         return total.addmv_(rows.double().T, factors)
-    width = rows.shape[1] if rows.is_cuda else _PIECE//16
+    piece = _PIECE//2 if threads == 1 else 2*_PIECE*threads
+    width = _PIECE//16 if threads == 1 else _PIECE//8
     for block, part in zip(rows.split(width, 1), total.split(width)):
-        n = len(rows) if rows.is_cuda else min(_ROWS, _PIECE//2//block.shape[1])
+        n = min(_ROWS, max(1, piece//block.shape[1]//threads))*threads
         for some, of_some in zip(block.split(n), factors.split(n)):
-            part.addmv_(some.double().T, of_some)
+            _add_piece(part, some.double(), of_some, threads)
+
+
+def _add_piece(total, rows, factors, threads):  # as above, rows of float64
+    "Let every thread add up the rows that it has widened: the others' lie far away from it."
+    if threads == 1 or len(rows) % threads:
+        return total.addmv_(rows.T, factors)
+    shares = factors.view(threads, 1, -1) @ rows.view(threads, -1, rows.shape[1])
+    total += shares.sum((0, 1))
 
 
 def _by_pixel(gradients):

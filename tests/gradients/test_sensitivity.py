@@ -339,10 +339,27 @@ def test_how_far_other_rows_round_differently():
     assert most_moved(resnet20(), x[:2], y[:2]) <= 1e-3
 
 
-@pytest.mark.parametrize("width", [1, 64, 9000])
-def test_many_wide_rows_are_added_up_in_float64(width):
-    "Rows that fill more than a core's cache are added up piece by piece, by another way."
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("width", [1, 64, 9000, 40_000])
+def test_many_wide_rows_are_added_up_in_float64(width, threads):
+    "Rows that fill more than a core's cache are added up piece by piece, each thread its own."
     rows = staircase(2**18//width if width > 1 else 2**18).view(-1, 1).expand(-1, width)
     found = KeptGradients(rows.contiguous()).weighted_sum(torch.ones(len(rows)), None)
     want = rows[:, 0].double().sum()
     assert ((found - want).abs() <= 1e-12*want).all()
+
+
+@pytest.mark.parametrize("b", [12, 127, 9000])
+def test_every_row_is_added_once_by_whichever_thread(b, threads):
+    g = torch.Generator().manual_seed(b)
+    rows = torch.randn(b, 2**19//b, generator=g)
+    factors = torch.rand(b, generator=g, dtype=torch.float64)
+    found = KeptGradients(rows).weighted_sum(factors, None)
+    torch.testing.assert_close(found, factors @ rows.double(), rtol=1e-10, atol=1e-10)
