@@ -97,7 +97,10 @@ def coin_tests(
     noise=None,  # (draws,d) released in the same step on data without gradients
 ):               # dict question -> p-value, corrected for how often it is asked
     "Ask six questions of a sampler."
+    # ValueError: a single batch
     draws, n = marks.shape
+    if draws < 2:
+        raise ValueError(f"{draws} batch has no neighbour: pass those of a whole run, at least two")
     own = _binomial(marks.sum(0).numpy(), draws, q)
     lags = _lags(marks, q)
     p = {"rate": _binomial(int(marks.sum()), draws*n, q),

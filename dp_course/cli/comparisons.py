@@ -203,12 +203,16 @@ class Table(list):
         def line(cells):
             return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
 
+        if not self:
+            return "(no rows)"
         head = [line(self[0]), line("---" for _ in self[0])]
         return "\n".join(head + [line(row.values()) for row in self])
 
     __repr__ = _repr_markdown_
 
     def __str__(self):
+        if not self:
+            return "(no rows)"
         rows = [list(self[0]), *([*map(str, row.values())] for row in self)]
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
@@ -436,7 +440,8 @@ def full_ladder(
     summaries,
 ):  # list of `Rung`: the report's, ours, the published
     "Put our rows on CIFAR-10 between the report and the literature."
-    ours = [rung(found) for found in summaries if found.data.startswith("cifar10")]
+    ours = [rung(found) for found in summaries
+            if found.data.startswith("cifar10") and not found.data.startswith("cifar100")]
     return [*REPORT, *ours, *PUBLISHED]
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #d32f83fd

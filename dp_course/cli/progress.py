@@ -200,7 +200,7 @@ def announce_duration(
     steps,  # still to come
     say,
 ):
-    "Warn once, after three steps or a very long one, of a run that takes longer than a cup of tea."
+    "Warn once, after three steps or one of over 30 s, of a run with two minutes or more to go."
     if not took or len(took) != (1 if took[0] > 30 else 3):
         return
     typical = min(took)

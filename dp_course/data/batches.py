@@ -63,7 +63,9 @@ def count(
     tree,  # as for `tree_map`
 ):         # int
     "Count the examples of a batch."
-    # ValueError: no tensor at all, or tensors of different lengths
+    # ValueError: no tensor at all, one without a dimension, or tensors of different lengths
+    if any(not v.shape for v in leaves(tree)):
+        raise ValueError("a single number is no batch: every tensor must have one row per example")
     lengths = {len(v) for v in leaves(tree)}
     if len(lengths) != 1:
         raise ValueError(f"the first dimensions are {sorted(lengths)}: every tensor of a batch "

@@ -117,7 +117,7 @@ def _refuse(name, root, folder, faults):
     if not folder.is_dir():
         listed = ", ".join(faults)
         raise FileNotFoundError(f"{name}: no folder {folder}; it should hold {listed}. {fix}")
-    error = FileNotFoundError if "is missing" in faults.values() else DataError
+    error = FileNotFoundError if set(faults.values()) == {"is missing"} else DataError
     listed = "; ".join(f"{folder/file} {fault}" for file, fault in faults.items())
     raise error(f"{name}: {listed}. {fix}")
 

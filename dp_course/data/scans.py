@@ -24,6 +24,11 @@ def narrow(
     return data.replace(train_x=mean.round().to(torch.uint8), train_y=y[:, :, step//2::step])
 
 # %% ../../nbs/workshop/data/scans.ipynb #f7e4c7e3
+def _plain(owners):
+    "Owners as numbers or names."
+    return owners.tolist() if hasattr(owners, "tolist") else list(owners)
+
+
 def by_person(
     data,    # `Examples` without test part
     owners,  # (n,) whose each row is
@@ -31,11 +36,13 @@ def by_person(
 ):           # `Examples`
     "Split by person: nobody is on both sides."
     # ValueError: nobody on one side
-    tested = torch.isin(torch.as_tensor(owners), torch.as_tensor(list(held)))
+    held = set(_plain(held))
+    tested = torch.tensor([owner in held for owner in _plain(owners)])
     if tested.all() or not tested.any():
         raise ValueError(f"{held=} leaves nobody on one side")
+    groups = None if data.groups is None else data.groups[~tested]
     return data.replace(train_x=data.train_x[~tested], train_y=data.train_y[~tested],
-                        test_x=data.train_x[tested], test_y=data.train_y[tested])
+                        test_x=data.train_x[tested], test_y=data.train_y[tested], groups=groups)
 
 # %% ../../nbs/workshop/data/scans.ipynb #76126cfb
 def pixel_loss(

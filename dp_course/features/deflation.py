@@ -308,10 +308,10 @@ class DeepMaps:
 # %% ../../nbs/workshop/features/deflation.ipynb #b0f17edc
 def loud_directions(
     rows,       # (n,f)
-    count:int,  # at most n
+    count:int,  # fewer are found where there are no more: at most n - 1, and at most f
 ):              # (f,count) orthonormal; (count,) their shares of the mean square, falling
     "Find the directions that hold most of the square of rows."
-    count = min(count, len(rows) - 1)
+    count = min(count, len(rows) - 1, rows.shape[1])
     values, vectors = torch.linalg.eigh(rows @ rows.T/len(rows))  # n x n: fewer than f x f
     values, vectors = values.flip(0)[:count].clamp(min=1e-12), vectors.flip(1)[:, :count]
     return rows.T @ vectors/(len(rows)*values).sqrt(), values

@@ -526,6 +526,9 @@ def _count(text):
     return int(float(text)) if math.isfinite(float(text)) else int(text)
 
 
+_count.__name__ = "number"  # so argparse calls it
+
+
 _OPTIONS = ("views", "epochs", "batch_size", "images", "size", "lr", "seed", "precision")
 
 
@@ -593,10 +596,9 @@ def main(
     argv=None,  # command line; default: this process's
 ):              # exit code: 0; 2 after one line on stderr
     "Run `dp-pretrain`."
-    args = _parser().parse_args(argv)
     keep_memory()
     try:
-        _asked_for(args)
+        _asked_for(_parser().parse_args(argv))
         return 0
     except (ValueError, OSError) as error:
         print("dp-pretrain:", *str(error).split(), file=sys.stderr)

@@ -1016,12 +1016,22 @@ def _embedding(tape, m, x):
     return Tap.apply(tape.anchor, y, x, m, _embedding_back, tape)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #df4c795e
+def _met(m, x, g):
+    "The output's gradient where filters stamped, and its padding: an end as wide as a stride goes."
+    if all(more < stride for more, stride in zip(m.output_padding, m.stride)):
+        return g.contiguous(), m.padding
+    axes = zip(x.shape[2:], g.shape[2:], m.stride, m.padding, m.dilation, m.kernel_size)
+    ends = [(p, (n - 1)*s + d*(k - 1) + 1 - p - size) for n, size, s, p, d, k in axes]
+    return F.pad(g, [end for pair in reversed(ends) for end in pair]), (0,)*len(ends)
+
+
 def _transposed_back(tape, m, x, g, y):
     if _learns(m.bias):
         positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
         tape.add(m.bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
     if _learns(m.weight):
-        tape.add_weight(m.weight, ConvWeight(m, g.contiguous(), x, tape.b, m.padding))
+        g, padding = _met(m, x, g)
+        tape.add_weight(m.weight, ConvWeight(m, g, x, tape.b, padding))
 
 
 def _transposed(tape, m, x):

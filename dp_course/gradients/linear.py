@@ -14,6 +14,7 @@ from torch import nn
 
 from ..data import Views, flatten_views, losses_of
 from .layers import GhostNorm, product_weight
+from .tape import _check_clip, empty_sum
 
 # %% ../../nbs/workshop/gradients/linear.ipynb #ee086c40
 def linear_head(
@@ -27,10 +28,19 @@ def linear_head(
     return head
 
 # %% ../../nbs/workshop/gradients/linear.ipynb #f4a392de
+def _is_linear_head(model):
+    "Is this what `linear_head` makes, and does nothing else happen in it?"
+    kinds = [type(m) for m in model.modules()]
+    if kinds != [nn.Sequential, nn.Flatten, nn.Linear]:
+        return False
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    return (model[0].start_dim, model[0].end_dim) == (1, -1) and not hooked
+
+
 def _only_linear(model, x):
     "The layer of a `linear_head`; anything else is refused."
     fast = "use fast_grad_sum"
-    if [type(m) for m in model.children()] != [nn.Flatten, nn.Linear]:
+    if not _is_linear_head(model):
         raise ValueError(f"linear_grad_sum is for linear_head(...): {fast} for other networks")
     tree = x.tree if isinstance(x, Views) else x
     if not isinstance(tree, torch.Tensor):
@@ -64,6 +74,9 @@ def linear_grad_sum(
     # ValueError: another network, or a dict or tuple of inputs
     # Goodfellow 2015 (arXiv 1510.01799): one gradient is an outer product
     layer = _only_linear(model, x)
+    _check_clip(clip)
+    if not any(p.requires_grad for p in model.parameters()):
+        return empty_sum(model, x)
     rows, labels, b, k = flatten_views(x, y)
     a = rows.flatten(1)                               # (kb,i)
     g = _output_grads(layer, loss_fn, a, labels)/k    # (kb,o)

@@ -420,13 +420,17 @@ def forward_backward(
     return tape
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #0e1f8519
+def _check_clip(clip):
+    if not callable(clip):
+        raise ValueError(f"{clip=!r:.80} is no clip: pass FlatClip({clip!r:.80})")
+
+
 def clip_factors(
     tape,
     clip,  # norms (l,b) -> factors (l,b)
 ):         # factors (l,b) float64, norms (l,b) float64, bad (b) or None
     "Turn norms into factors; an example with a NaN or an infinity anywhere counts nothing."
-    if not callable(clip):
-        raise ValueError(f"{clip=!r:.80} is no clip: pass FlatClip({clip!r:.80})")
+    _check_clip(clip)
     with _without_autocast(tape):
         norms = tape.norms()
         if math.isfinite(norms.sum()):  # then all of them are
@@ -468,9 +472,11 @@ def one_pass(
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #614eabd2
 def _channels_last(module, args):
-    "Let the channels of every pixel lie side by side."
+    "Let the channels of every pixel lie side by side, but for a row under vmap."
+    if not args:  # called by name
+        return None
     x, *others = args
-    if x.dim() == 4 and x.device.type == "cpu":
+    if x.dim() == 4 and x.device.type == "cpu" and not torch._C._functorch.is_batchedtensor(x):
         x = x.contiguous(memory_format=torch.channels_last)
     return x, *others
 
@@ -491,7 +497,7 @@ def fast_pools(model):
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #257b101a
 def kept_or_ghost(weight):
-    "Keep gradients where they are small; take norms from inner products where they are big."
+    "Take norms from products where these are cheaper, and keep the gradients elsewhere."
     if weight.ghost_pays():
         squared = weight.ghost_norms()
         return GhostNorm(squared, partial(weight.weighted_sum, squared=squared))

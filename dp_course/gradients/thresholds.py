@@ -106,9 +106,9 @@ def _falling(ratios):  # list of floats, the first one 1
     ratios = _read_floats(ratios).flatten().tolist()
     positive = all(0 < ratio < math.inf for ratio in ratios)
     if not ratios or not positive or ratios != sorted(ratios, reverse=True):
-        raise ValueError("ratios must be positive and must not rise: repeated early steps, the "
-                         "noisy ones, would be charged as late ones; give the noise in falling "
-                         "order")
+        raise ValueError("ratios must be positive and must not rise: repeated early steps, which "
+                         "would have less noise and cost more, would be charged as late ones; "
+                         "give the noise in falling order")
     return [ratio/ratios[0] for ratio in ratios]
 
 
@@ -155,7 +155,7 @@ class ScheduledClip:
     # ValueError: thresholds that are no bounds, or not one per step.
     # Du et al. 2021 (arXiv 2111.00173). One clip per trainer: it counts the steps. The unequal
     # steps are paid for by the plan, whose accountant is made with `falling_noise`; under any other
-    # sigma than that plan's the multiplier does not change.
+    # sigma than that plan's the multiplier does not change; a trainer refuses another plan's.
     def __init__(
         self,
         max_norms,  # (steps,) threshold of each step

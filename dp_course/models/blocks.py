@@ -120,7 +120,7 @@ def cost_table(
     shape,            # of one example, without the batch: (c,h,w)
 ):                    # list of dicts: name, kind, out (shape), params, macs
     "Count parameters and multiply-adds per layer for one example; leave the model as it was."
-    # Only convolutions and linear layers count as multiplying; one forward pass in eval mode.
+    # Convolutions (no transposed ones) and linear layers count as multiplying; one forward pass.
     rows, seen, handles = {}, set(), []
     like = next(model.parameters())
     example = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)

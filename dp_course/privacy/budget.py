@@ -167,7 +167,7 @@ def falling_root(
 
 
 def round_up(sigma):
-    "Go to the next number of six digits, or the one after."
+    "Add 5e-5 of it, and round to six digits."
     return float(f"{sigma*(1 + 5e-5):.6g}")
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #361884d2
@@ -335,7 +335,9 @@ class Budget:
         return {"posts": [[*entry, steps] for entry, steps in self._counts.items()]}
 
     def load_state_dict(self, state):  # self
-        "Join saved posts to those here: of every kind the larger number, never less."
+        "Join saved posts to those here: of every kind the larger number."
+        # Of one history only. Two runs that went on from one copy apart spent more than the larger
+        # number: post what one of them did beyond it.
         # ValueError: a number out of range
         for what, q, sigma, steps in state["posts"]:
             require(q=q, sigma=sigma, steps=steps)

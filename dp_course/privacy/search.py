@@ -138,19 +138,21 @@ def search_noise_multiplier(
     releases=(),  # noise multipliers of other Gaussian releases of each run, such as its score
 ):  # sigma of each run, rounded up
     "Noise multiplier with which a whole random search spends at most `eps`."
-    # ValueError: eps is not positive, or less than what the random number of runs costs on its own
+    # ValueError: eps is not positive, or less than the number of runs and the releases cost alone
     check_number("is no budget: pass a finite number > 0", lambda v: 0 < v < math.inf, eps=eps)
     require(q=q, steps=steps, delta=delta)
     eps = float(eps)
-    if q == 0 or steps == 0:
-        return 0.
 
     def spent(sigma):
         return search_epsilon(tries, q=q, sigma=sigma, steps=steps, delta=delta,
                               releases=releases)
 
     if spent(math.exp(12)) > eps:
-        raise ValueError(f"{eps=} does not pay for {tries}: raise eps or try less often")
+        scores = multipliers(releases)
+        dear = f" and releases={scores} in each run: give these more noise," if scores else ":"
+        raise ValueError(f"{eps=} does not pay for {tries}{dear} raise eps or try less often")
+    if q == 0 or steps == 0:
+        return 0.
     sigma = math.exp(falling_root(lambda x: spent(math.exp(x)) - eps, -1., 0., xtol=1e-5))
     while True:
         sigma = float(f"{sigma*(1+2e-5):.6g}")  # six digits, upwards

@@ -324,12 +324,24 @@ class FrozenNorm(nn.Module):
         return x*self.scale.view(shape) + self.shift.view(shape)
 
 
+def _like(layer, made):
+    "Put a replacement where the layer's numbers are, in their precision."
+    for t in (*layer.parameters(), *layer.buffers()):
+        if t.is_floating_point():
+            return made.to(t)
+    return made
+
+
 def _group_norm(norm):
     "As many groups of at least two channels as 32 allow."
     c = norm.num_features
     groups = max(g for g in range(1, min(32, max(1, c//2)) + 1) if c % g == 0)
-    made = nn.GroupNorm(groups, c, norm.eps)
-    return made.to(norm.weight) if norm.affine else made
+    return nn.GroupNorm(groups, c, norm.eps)
+
+
+def _has_no_twin(layer):
+    "Is this a recurrent layer of a kind that Opacus does not have?"
+    return getattr(layer, "proj_size", 0) > 0 or getattr(layer, "nonlinearity", "tanh") != "tanh"
 
 
 def _private_recurrent(layer, recurrent):
@@ -339,7 +351,7 @@ def _private_recurrent(layer, recurrent):
              "bidirectional")
     made = kind(**{name: getattr(layer, name) for name in names})
     made.load_state_dict(layer.state_dict())
-    return made.to(next(layer.parameters()))
+    return made
 
 
 def _fixed(layer, recurrent):
@@ -348,7 +360,9 @@ def _fixed(layer, recurrent):
         return FrozenNorm(layer), "frozen: a fixed scale and shift"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and hasattr(layer, "num_features"):
         return _group_norm(layer), "computes with the whole batch"
-    if type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and recurrent is not None:
+    if type(layer) in (nn.LSTM, nn.GRU, nn.RNN):
+        if recurrent is None or _has_no_twin(layer):
+            return None
         return _private_recurrent(layer, recurrent), "keeps no example's gradient apart"
     twin = copy.copy(layer)
     if getattr(layer, "track_running_stats", False):
@@ -369,20 +383,24 @@ def fix(
     "Replace the layers that a private run refuses by such that keep examples apart."
     # ValueError: the model itself is such a layer
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
-    done = []
-    for path, layer in list(model.named_modules()):
-        if type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and recurrent is None:
-            done.append(f"{path}: {type(layer).__name__} stays (pass recurrent=opacus.layers, or "
-                        "train with batch_first=True and engine=loop_grad_sum)")
-        made = _fixed(layer, recurrent)
+    done, found = [], {}  # id of a layer, which may stand in several places -> what replaces it
+    for path, layer in list(model.named_modules(remove_duplicate=False)):
+        if id(layer) not in found:
+            found[id(layer)] = _fixed(layer, recurrent)
+        made = found[id(layer)]
         if made is None:
+            if type(layer) in (nn.LSTM, nn.GRU, nn.RNN):
+                way = "" if _has_no_twin(layer) else "pass recurrent=opacus.layers, or "
+                done.append(f"{path}: {type(layer).__name__} stays ({way}train with "
+                            "batch_first=True and engine=loop_grad_sum)")
             continue
         if not path:
             raise ValueError(f"the model is a {type(layer).__name__}: put it into an nn.Sequential"
                              ", in which it can be replaced")
         parent, _, name = path.rpartition(".")
         fresh, why = made
-        setattr(model.get_submodule(parent), name, fresh.train(layer.training))
+        fresh = _like(layer, fresh).train(layer.training)
+        setattr(model.get_submodule(parent), name, fresh)
         done.append(f"{path}: {type(layer).__name__} -> {type(fresh).__name__} ({why})")
     return done
 

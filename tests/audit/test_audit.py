@@ -470,6 +470,11 @@ def test_no_numbers_are_no_all_clear():
         of_batches(sampler=[])
 
 
+def test_a_single_batch_is_no_run():
+    with pytest.raises(ValueError, match="1 batch has no neighbour: pass"):
+        coin_tests(torch.ones(1, 5, dtype=torch.bool), .5)
+
+
 def test_an_honest_sampler_seldom_gives_a_small_p():
     "40 samplers, 50 examples each: six questions at p < .1; more than 16: 1 in 1e7 per question."
     small = torch.zeros(6)

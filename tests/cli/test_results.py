@@ -3,7 +3,7 @@ import copy
 import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -282,6 +282,7 @@ def test_all_rows_have_the_same_columns(tmp_path, three):
 
 
 def test_table_is_markdown():
+    assert repr(cli.Table([])) == str(cli.Table([])) == "(no rows)"
     text = cli.Table([{"a": "x | y", "b": 1}, {"a": "z", "b": 2}])._repr_markdown_()
     assert text.splitlines() == ["| a | b |", "| --- | --- |", "| x / y | 1 |", "| z | 2 |"]
 
@@ -317,7 +318,7 @@ def test_nothing_is_remembered_and_synthetic_images_are_said():
     assert not [row for row in rows if "memory" in row.note]
     assert {row.name for row in rows if row.images != "none"} == {"DP-RandP, Tang et al. 2023"}
     ours = {row.preset: row.images for row in summaries()}
-    drawn = "leaves", "deflated", "synthetic"
+    drawn = "leaves", "deflated", "synthetic", "resnet20-views"
     synthetic = {name for name in PRESETS if any(word in name for word in drawn)}
     assert {name for name in ours if ours[name] == "synthetic"} == synthetic
 
@@ -329,6 +330,12 @@ def test_the_reports_stages_stand_twice():
     as_run = {row.name for row in rungs if row.source == "as run"}
     assert {"report-v1", "report-2048", "report-4096", "report-wrn16-4"} <= as_run
     assert rung(summarize(load_runs("report-v1"))) in rungs
+
+
+def test_rows_on_other_images_stay_away():
+    found = summarize(load_runs("report-v1"))
+    hundred = replace(found, data="cifar100")
+    assert rung(found) in full_ladder([found]) and rung(hundred) not in full_ladder([hundred])
 
 
 def test_our_rows_stand_between(tmp_path, three):

@@ -547,6 +547,15 @@ def test_damaged_file_gives_one_error_with_file_expectation_and_command(tiny, na
         best_available(name, root=tiny)  # broken is not the same as absent
 
 
+def test_damaged_files_beside_a_missing_one_are_not_taken_for_an_absent_set(tiny):
+    (name, file), *_ = [victim for victim in VICTIMS if victim[0] == "mnist"]
+    damage(tiny/file, next(iter(DAMAGE)))
+    others = [tiny/f"MNIST/raw/{other}" for other in data._SOURCES["mnist"].files]
+    next(path for path in others if path != tiny/file).unlink()
+    with pytest.raises(DataError, match="is missing"):
+        best_available("mnist", root=tiny)
+
+
 def test_missing_file_is_named(tiny):
     (tiny/"MNIST/raw/train-images-idx3-ubyte").unlink()
     with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte is missing") as e:

@@ -38,6 +38,13 @@ def test_a_row_is_its_image_s_own_and_as_long_as_one(describe):
     near(rows.norm(dim=1), torch.ones(6), 2e-3)
 
 
+def test_no_more_directions_are_found_than_there_are():
+    rows = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    directions, shares = loud_directions(rows, 20)
+    assert directions.shape == (5, 5) and len(shares) == 5
+    torch.testing.assert_close(directions.T @ directions, torch.eye(5), atol=1e-4, rtol=0)
+
+
 def test_loud_directions_are_those_of_the_svd():
     x = torch.randn(30, 50, generator=generator(), dtype=torch.float64)*torch.logspace(0, -2, 50)
     directions, shares = loud_directions(x, 10)

@@ -569,3 +569,10 @@ def test_a_recorded_run_is_not_run_again(tmp_path, monkeypatch):
     row, = harness.rows_of(recipe, tmp_path/"a.jsonl")
     assert recipe.key(row) == recipe.key(cell)
     assert row["step"] == 2 and row["tested_on"] == 300 and 0 < row["eps"] < 3
+
+
+@pytest.mark.parametrize("argv", [["foo"], ["resnet20", "--views", "many"]])
+def test_a_wrong_command_is_answered_in_one_line(argv, capsys):
+    assert P.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("dp-pretrain: ") and said.count("\n") == 1 and "_count" not in said

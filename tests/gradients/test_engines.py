@@ -30,6 +30,7 @@ from dp_course.gradients import (
     has_bfloat16,
     layers,
     linear_grad_sum,
+    linear_head,
     loop_grad_sum,
     settled_precision,
     vmap_grad_sum,
@@ -1329,3 +1330,82 @@ def test_copies_of_a_row_get_masks_of_their_own(engine):
     x = torch.linspace(1, 2, 40).expand(20, 40)
     _, norms = engine(Masked(), lambda output, y: output.sum(1), x, torch.zeros(20), FlatClip(1.))
     assert len(norms[0].unique()) == 20
+
+
+class Gained(nn.Module):
+    "A parameter of its own, so that all of it runs row by row; a pool inside."
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4, 1, 1))
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2))
+        self.head = nn.Linear(36, 3)
+
+    def forward(self, x):
+        return self.head((self.body(x)*self.gain).flatten(1))
+
+
+class PoolByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool, self.head = nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Linear(36, 3)
+
+    def forward(self, x):
+        return self.head(self.pool(input=self.conv(x)).flatten(1))
+
+
+@pytest.mark.parametrize("make", [Gained, PoolByName])
+def test_a_pool_is_fast_only_where_it_can_be(make):
+    torch.manual_seed(0)
+    given = make().double(), LOSS, torch.randn(4, 1, 8, 8).double(), torch.arange(4) % 3
+    sums, norms = fast_grad_sum(*given, FlatClip(.1))
+    want, lengths = loop_grad_sum(*given, FlatClip(.1))
+    torch.testing.assert_close(norms, lengths)
+    for name in want:
+        torch.testing.assert_close(sums[name], want[name])
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2*super().forward(x)
+
+
+def hooked():
+    head = linear_head((1, 8, 8), 3)
+    head[1].register_forward_hook(lambda m, args, out: 2*out)
+    return head
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Doubled(nn.Flatten(), nn.Linear(64, 3)), hooked,
+    lambda: nn.Sequential(nn.Flatten(2), nn.Linear(64, 3)),
+    lambda: nn.ModuleList([nn.Flatten(), nn.Linear(64, 3)])])
+def test_the_linear_engine_takes_nothing_but_a_linear_head(make):
+    x, y = torch.randn(4, 1, 8, 8), torch.arange(4) % 3
+    with pytest.raises(ValueError, match="is for linear_head"):
+        linear_grad_sum(make(), LOSS, x, y, FlatClip(1.))
+
+
+def test_the_linear_engine_answers_a_frozen_head_and_no_clip_as_the_others_do():
+    x, y = torch.randn(4, 1, 8, 8), torch.arange(4) % 3
+    frozen = linear_head((1, 8, 8), 3).requires_grad_(False)
+    sums, norms = linear_grad_sum(frozen, LOSS, x, y, FlatClip(1.))
+    assert sums == {} and norms.shape == (0, 4)
+    with pytest.raises(ValueError, match=r"clip=1.0 is no clip: pass FlatClip\(1.0\)"):
+        linear_grad_sum(linear_head((1, 8, 8), 3), LOSS, x, y, 1.)
+
+
+@pytest.mark.parametrize("options", [
+    dict(stride=1, dilation=3, padding=1, output_padding=2),
+    dict(stride=2, dilation=(1, 4), output_padding=(0, 3)),
+    dict(stride=2, padding=1, output_padding=1)])
+def test_an_output_padding_as_wide_as_a_stride(options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(1, 6, 3, **options), nn.AdaptiveAvgPool2d(2),
+                          nn.Flatten(), nn.Linear(24, 3)).double()
+    given = model, LOSS, torch.randn(4, 1, 8, 8).double(), torch.arange(4) % 3
+    want, _ = loop_grad_sum(*given, FlatClip(.1))
+    for engine in (fast_grad_sum, ghost_grad_sum, gradients.hook_grad_sum,
+                   gradients.bookkeeping_grad_sum):
+        sums, _ = engine(*given, FlatClip(.1))
+        for name in want:
+            torch.testing.assert_close(sums[name], want[name])

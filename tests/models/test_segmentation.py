@@ -211,6 +211,14 @@ def test_nobody_is_on_both_sides():
     assert set(data.train_x.flatten().tolist()) == set(range(9)) - {3, 4}
 
 
+def test_owners_may_be_names_and_stay_with_the_training_rows():
+    names = [name for name in "abcd" for _ in range(2)]
+    x = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 16, 16).contiguous()
+    data = by_person(Examples(x, x[:, 0].long(), groups=names), names, "c")
+    assert data.test_x[:, 0, 0, 0].tolist() == [4, 5]
+    assert len(data) == 6 and data.units == 3
+
+
 def test_narrow_averages_and_keeps_a_column():
     x, y = phantoms(2, torch.Generator().manual_seed(0), h=32, w=64)
     small = narrow(Examples(x, y), 8)

@@ -252,7 +252,7 @@ def test_the_first_moment_is_judged_and_not_the_ratio(moment, ratio, word, monke
 
 
 @pytest.mark.parametrize("accuracy, word", [(.80, "holds: it is worse"), (.90, "no: better"),
-                                            (.85, "no difference seen")])
+                                            (.85, "holds: no difference seen")])
 def test_no_better_is_another_claim_than_equal(accuracy, word, monkeypatch):
     names, _ = lesson(recorded(three("activations", .85) + three("adam", accuracy)), monkeypatch)
     assert judged(names)["DP-Adam is no better than DP-SGD"][1] == word

@@ -6,7 +6,13 @@ import pickle
 import pytest
 
 from dp_course import PrivacyPlan, Search
-from dp_course.privacy import RDPAccountant, rdp_to_epsilon, search_epsilon
+from dp_course.privacy import (
+    RandomStopping,
+    RDPAccountant,
+    rdp_to_epsilon,
+    search_epsilon,
+    search_noise_multiplier,
+)
 
 NUMBERS = dict(n=50_000, batch_size=2000, steps=625, eps=3., delta=1e-5, runs=10.)
 
@@ -114,3 +120,17 @@ def test_eps_follows_from_sigma():
 def test_a_plan_says_what_is_missing(given, words):
     with pytest.raises(ValueError, match=words):
         PrivacyPlan(**PLAN, **given)
+
+
+@pytest.mark.parametrize("steps, sigma, eps", [(0, 1., .5), (100, .3, 3.)])
+def test_releases_that_are_too_dear_are_named(steps, sigma, eps):
+    "Also where no step is taken: the releases alone cost more than eps."
+    asked = dict(q=.1, steps=steps, delta=1e-5, releases=(sigma,))
+    with pytest.raises(ValueError, match=r"and releases=\(.*more noise"):
+        search_noise_multiplier(RandomStopping(5.), eps=eps, **asked)
+    assert search_epsilon(RandomStopping(5.), sigma=1e3, **asked) > eps
+
+
+def test_a_search_that_looks_at_nothing_needs_no_noise():
+    asked = dict(eps=3., delta=1e-5, q=.1, steps=0)
+    assert search_noise_multiplier(RandomStopping(5.), **asked) == 0

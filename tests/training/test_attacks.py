@@ -427,6 +427,31 @@ def test_what_weighs_words_by_the_batch_is_fixed():
     attacked(net, words).step()
 
 
+@pytest.mark.parametrize("norm", [
+    nn.BatchNorm1d(8), nn.BatchNorm1d(8, affine=False),
+    nn.InstanceNorm1d(8, affine=True, track_running_stats=True)])
+def test_what_replaces_a_layer_has_its_precision(norm):
+    net = nn.Sequential(nn.Conv1d(3, 8, 1), norm, nn.Flatten(), nn.Linear(32, 2)).double()
+    assert len(fix(net)) == 1
+    assert net(torch.randn(5, 3, 4, dtype=torch.float64)).dtype == torch.float64
+    assert all(v.dtype == torch.float64 for v in net.state_dict().values())
+
+
+def test_a_layer_that_stands_twice_is_fixed_twice():
+    norm = nn.BatchNorm1d(6)
+    net = nn.Sequential(norm, nn.Linear(6, 6), norm)
+    assert [text.split(":")[0] for text in fix(net)] == ["0", "2"]
+    assert net[0] is net[2] and type(net[0]) is nn.GroupNorm
+
+
+@pytest.mark.parametrize("layer", [
+    nn.LSTM(3, 4, proj_size=2), nn.RNN(3, 4, nonlinearity="relu")])
+def test_a_recurrent_layer_that_opacus_does_not_have_stays(layer):
+    net = nn.Sequential(layer)
+    said, = fix(net, opacus.layers)
+    assert net[0] is layer and "stays (train with" in said
+
+
 # --- files
 
 
