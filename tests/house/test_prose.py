@@ -60,6 +60,32 @@ def test_every_picture_is_described(path):
     assert not re.search(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"]+\")", text)
 
 
+def captions_without_a_picture(cells):
+    "Ids of captions since whose forerunner no cell has left a picture."
+    pictures, lost = 0, []
+    for cell in cells:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            pictures += any(kind.startswith("image/") for kind in data)
+            pictures += "data:image" in data.get("text/markdown", "")  # of what shows itself
+        if cell.cell_type == "markdown" and cell.source.startswith(("*Figure", "*Diagram")):
+            lost += [] if pictures else [cell.id]
+            pictures = 0
+    return lost
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, **name_of)
+def test_every_caption_has_its_picture(path):
+    assert captions_without_a_picture(nbformat.read(path, 4).cells) == []
+
+
+def test_a_lost_picture_is_noticed():
+    cells = nbformat.read(next(p for p in NOTEBOOKS if p.stem == "08_clipping"), 4).cells
+    for cell in cells:
+        cell.outputs = []
+    assert captions_without_a_picture(cells)
+
+
 def test_a_bare_picture_is_noticed():
     said = [pages.caption(nbformat.v4.new_markdown_cell(source)) for source in
             ("*Figure: two lines that cross. More.*", "*Diagram: three boxes.* And on.", "So?")]
