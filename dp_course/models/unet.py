@@ -71,6 +71,6 @@ def segment(
     x,            # (n,1,h,w), normalized
     chunk:int=8,  # scans at a time
 ):                # (n,h,w) classes
-    "Predict a mask for every scan."
+    "Predict a mask for every scan; the model stays in eval mode."
     model.eval()
     return torch.cat([model(some).argmax(1) for some in x.split(chunk)])
