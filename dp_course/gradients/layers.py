@@ -563,7 +563,7 @@ def _conv_tables(conv, x, g, padding):  # (b,t,t) twice
 
 def _conv_ghost_pays(conv, x, y, b):
     "Is a table of inner products much smaller than the gradient?"
-    # Bu et al. 2022 (arXiv 2205.10683): 2 t^2 < p. The factors here are measured below.
+    # Bu et al. 2022 (arXiv 2205.10683): 2 t^2 < p. Here the late sum forms gradients again: 12.
     if len(conv.stride) != 2 or conv.groups > 1 or len(x) > b:  # t would count views, too
         return False
     if x.dtype.itemsize < 4 or x.is_cuda:  # norm and sum would round differently
