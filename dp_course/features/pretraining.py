@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..basics import Parser, data_root, keep_memory, machine, progress
+from ..basics import Parser, data_root, keep_memory, machine, pick_device, progress
 from ..data import leaf_images, load, views
 from .encoders import ENCODERS, encoder_features, save_encoder
 from .public_nets import TASKS, TRAININGS, PublicTraining, labels_of_task
@@ -143,7 +143,7 @@ class ResumableRun:
             plan=None,  # no private data, nothing to pay for
             parameters=sum(p.numel() for p in self.model.parameters()),
             seed=self.config.seed,
-            device="cpu",
+            device=_device(self.model).type,
             precision=self.config.precision,
             code=code_version(),
             machine=machine(),
@@ -174,6 +174,10 @@ class ResumableRun:
         if json.loads(state["config"]) != asdict(self.config):
             raise ValueError(f"{path} has other settings: {state['config']}")
         return state
+
+
+def _device(model):
+    return next(model.parameters()).device
 
 
 def _checked(loss, t):
@@ -226,14 +230,14 @@ def _tints(
 
 def random_views(
     x,          # (b,3,h,w) floats between 0 and 1
-    generator,  # `torch.Generator`
+    generator,  # `torch.Generator` of the CPU, wherever x is
 ):              # (b,3,h,w), shifted and scaled to about mean 0 and std 1
     "Make one view of every image: a crop, perhaps mirrored, in another light."
     b = len(x)
-    grid = F.affine_grid(_crops(b, generator), x.shape, align_corners=False)
+    grid = F.affine_grid(_crops(b, generator).to(x.device), x.shape, align_corners=False)
     x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
-    x = (_tints(b, generator) @ x.flatten(2)).unflatten(2, x.shape[2:])
-    contrast = _uniform(generator, .6, 1.4, b, 1, 1, 1)
+    x = (_tints(b, generator).to(x.device) @ x.flatten(2)).unflatten(2, x.shape[2:])
+    contrast = _uniform(generator, .6, 1.4, b, 1, 1, 1).to(x.device)
     mean = x.mean((1, 2, 3), keepdim=True)
     x = (mean + contrast*(x - mean)).clamp(0, 1)
     return (x - .5)/.25
@@ -241,9 +245,11 @@ def random_views(
 # %% ../../nbs/workshop/features/pretraining.ipynb #d853a6b1
 def _crowding(u):  # (b,o) of length 1
     "Log of the mean kernel between different rows: 0 if all are equal."
+    n = len(u)
     square = 2 - 2*(u @ u.T)
-    others = ~torch.eye(len(u), dtype=torch.bool, device=u.device)
-    return torch.logsumexp(-2*square[others], 0) - math.log(int(others.sum()))
+    itself = torch.eye(n, dtype=torch.bool, device=u.device)
+    kernel = (-2*square).masked_fill(itself, -math.inf)
+    return torch.logsumexp(kernel.flatten(), 0) - math.log(n*(n - 1))
 
 
 def align_uniform(
@@ -325,8 +331,9 @@ def leaf_stock(
     return np.load(path, mmap_mode="r")
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #140864e7
-def _in_precision(config):
-    return torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16")
+def _in_precision(config, model):
+    return torch.autocast(_device(model).type, torch.bfloat16,
+                          enabled=config.precision == "bf16")
 
 
 def _descended(loss, optimizer, lr):
@@ -349,9 +356,9 @@ def pretrain_step(
     "Take one step, whose randomness follows from its number."
     generator = torch.Generator().manual_seed(1_000_003*(config.seed + 1) + t)
     chosen = torch.randperm(len(stock), generator=generator)[:config.batch_size]
-    x = torch.from_numpy(stock[chosen.sort().values.numpy()]).float()/255
+    x = torch.from_numpy(stock[chosen.sort().values.numpy()]).to(_device(model)).float()/255
     both = torch.cat([random_views(x, generator), random_views(x, generator)])
-    with _in_precision(config):
+    with _in_precision(config, model):
         outputs = model(both)
     return _descended(align_uniform(*outputs.chunk(2)), optimizer, config.rate(t))
 
@@ -360,9 +367,10 @@ def drawn_run(
     config:Pretraining,
     stock,               # as from `leaf_stock`; None: to be judged only
     out="out",           # folder
+    device="cpu",        # as for `torch.device`
 ):                       # `ResumableRun`
     "Prepare a pre-training on drawn images."
-    model = config.network()
+    model = config.network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), config.lr, config.momentum,
                                 weight_decay=config.weight_decay)
     step = partial(pretrain_step, config, model, optimizer, stock)
@@ -474,8 +482,9 @@ def public_step(
     x, y = data.rows(_chosen(config, len(data), t))
     generator = torch.Generator().manual_seed(7_000_003*(config.seed + 1) + t)
     x = views(data.normalize(x), 1, generator, config.crop).tree[:, 0]
-    with _in_precision(config):
-        output = model(x.to(memory_format=torch.channels_last))
+    x, y = x.to(_device(model), memory_format=torch.channels_last), y.to(_device(model))
+    with _in_precision(config, model):
+        output = model(x)
     return _descended(F.cross_entropy(output.float(), y), optimizer, config.rate(t, steps))
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #6e9938a8
@@ -490,9 +499,9 @@ def public_accuracy(
     model.eval()
     right = []
     for x, y in data.test_rows(chunk):
-        x = data.normalize(x).to(memory_format=torch.channels_last)
-        with _in_precision(config):
-            right.append(model(x).argmax(1) == y)
+        x = data.normalize(x).to(_device(model), memory_format=torch.channels_last)
+        with _in_precision(config, model):
+            right.append(model(x).argmax(1).cpu() == y)
     model.train()
     return torch.cat(right).double().mean().item()
 
@@ -501,10 +510,11 @@ def public_run(
     config:PublicTraining,
     data,                   # `Examples`, as from `public_images`
     out="out",              # folder; a start is sought there, too
+    device="cpu",           # as for `torch.device`
 ):                          # `ResumableRun`
     "Prepare a training on public images."
     channels, size = data.train_x.shape[1:3]
-    model = config.network(channels, size, out).to(memory_format=torch.channels_last)
+    model = config.network(channels, size, out).to(device, memory_format=torch.channels_last)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, config.lr, config.momentum, nesterov=True,
                                 weight_decay=config.weight_decay)
@@ -549,6 +559,8 @@ def _parser():
     parser.add_argument("--probe", action="store_true",
                         help="judge the checkpoint in --out: four private runs at eps 3 on "
                              "CIFAR-10's training images")
+    parser.add_argument("--device", metavar="D",
+                        help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
     parser.add_argument("--data", metavar="DIR", help="folder of data sets")
     parser.add_argument("--out", default="out", help="where checkpoint, record, encoder go")
     parser.add_argument("--time-limit", type=float, metavar="SEC", help="then save and stop")
@@ -560,6 +572,7 @@ def _settings(args):
     "Every number of the training that is asked for: its own, and what was said."
     told = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     usual = TRAININGS[args.name] if args.name in TRAININGS else Pretraining(args.name)
+    told["precision"] = settled_precision(args.precision or "auto", pick_device(args.device))
     for name in told:
         if not hasattr(usual, name):
             kind = "public images" if args.name in TRAININGS else "drawings"
@@ -571,9 +584,10 @@ def _settings(args):
 def _prepared(args):
     "The run that is asked for, at its first step."
     config = _settings(args)
+    device = "cpu" if args.probe else pick_device(args.device)
     if args.name in TRAININGS:
-        return public_run(config, public_images(config.task, args.data), args.out)
-    return drawn_run(config, None if args.probe else leaf_stock(config), args.out)
+        return public_run(config, public_images(config.task, args.data), args.out, device)
+    return drawn_run(config, None if args.probe else leaf_stock(config), args.out, device)
 
 
 def _asked_for(args):

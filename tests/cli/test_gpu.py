@@ -1,7 +1,9 @@
 "What a GPU would do, simulated on the CPU; what it does, where there is one; its stages, in small."
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +15,16 @@ from toys import quiet
 
 from dp_course.cli import PRESETS, Job, make_config, setup, train
 from dp_course.data import Examples, Views
+from dp_course.features import TRAININGS
+from dp_course.features.pretraining import Pretraining, drawn_run, leaf_stock, public_run
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, layers, loop_grad_sum
 from dp_course.models import WSConv2d, resnet20
-from dp_course.training import prove_separate, read_record
+from dp_course.training import load_checked, prove_separate, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = pytest.mark.gpu
+TOY_DRAWN = Pretraining(views=64, batch_size=8, images=16, size=8, precision="bf16")
+TOY_PUBLIC = replace(TRAININGS["min-rand-10"], epochs=2., batch_size=16, precision="bf16")
 
 
 def loss(output, y):
@@ -170,6 +176,20 @@ def test_a_run_on_a_gpu_is_cut_short_and_goes_on(tmp_path):
 def test_every_miniature_takes_a_step_on_a_gpu(name, tmp_path):
     config = make_config(f"{name}-fast", n_val=0)
     assert quiet(config, out=tmp_path, seed=0, steps=1, device="cuda")["step"] == 1
+
+
+@GPU
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_pretraining_on_a_gpu_goes_on_on_a_cpu(drawn, tmp_path):
+    made = TOY_DRAWN if drawn else TOY_PUBLIC
+    data = leaf_stock(TOY_DRAWN, tmp_path) if drawn else images(64)
+    prepare = drawn_run if drawn else public_run
+    run = prepare(made, data, tmp_path, "cuda")
+    assert not run.work(1e-3, say=lambda text: None)["finished"]
+    assert read_record(run.file(".jsonl"))[0]["device"] == "cuda"
+    rest = prepare(made, data, tmp_path).pick_up().work(say=lambda text: None)
+    assert rest["finished"] and math.isfinite(rest["loss"])
+    load_checked(run.file(".pt"), "dp_course encoder 1")
 
 
 # --- the stages of tools/gpu_rows.sh, on the CPU
