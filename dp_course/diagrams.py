@@ -36,10 +36,10 @@ class Diagram:
         self.parts.append(f"<{tag} {said}>{html.escape(text)}</{tag}>")
         return self
 
-    def text(self, x, y, words, size=13, anchor="middle", color="black"):
+    def text(self, x, y, words, size=13, anchor="middle", color="black", **more):
         "Words, with the middle of their line at y."
         return self.add("text", words, x=x, y=y + .35*size, font_size=size, text_anchor=anchor,
-                        fill=color)
+                        fill=color, **more)
 
     def box(self, x, y, width, height, words="", color=PALETTE[0]):
         "A box with words in it; x and y are its upper left corner."
@@ -162,8 +162,9 @@ class _Plane(Diagram):
         return self.at_pixel(middle + .8*r*(1 + 1j), "C", _GREY)
 
     def at_pixel(self, pixel, words, color, anchor="middle"):
-        "Words in the plane."
-        return self.text(round(pixel.real), round(pixel.imag), words, anchor=anchor, color=color)
+        "Words in the plane, on a white edge that keeps lines off them."
+        return self.text(round(pixel.real), round(pixel.imag), words, anchor=anchor, color=color,
+                         stroke="white", stroke_width=4, paint_order="stroke")
 
     def label(self, place, words, color, away):
         "Words at a place, moved a little in a direction."
@@ -231,10 +232,10 @@ def _noise_sheet(step):
     sheet = _Plane(step, "4. Noise, once, measured by C", said)
     sheet.chain(_FAINT)
     sheet.vector(0, step.total, PALETTE[4])
-    sheet.label(step.total, "sum", PALETTE[4], -step.noise)
     sheet.vector(step.total, step.noisy, PALETTE[3], 3)
-    sheet.label(step.noisy, "sum + noise", PALETTE[3], step.noise)
-    return sheet.ring(step.total)
+    sheet.ring(step.total)
+    sheet.label(step.total, "sum", PALETTE[4], -step.noise)
+    return sheet.label(step.noisy, "sum + noise", PALETTE[3], step.noise)
 
 
 def _mean_sheet(step):
@@ -244,11 +245,11 @@ def _mean_sheet(step):
     sheet = _Plane(step, title, divided)
     sheet.chain(_FAINT)
     sheet.vector(0, step.total, PALETTE[4])
-    sheet.label(step.total, "sum", PALETTE[4], -step.noise)
-    sheet.ring(step.total)
     sheet.vector(0, step.noisy, PALETTE[3])
-    sheet.label(step.noisy, "sum + noise", PALETTE[3], step.noise)
     sheet.vector(0, step.noisy/step.batch_size, PALETTE[0], 4)
+    sheet.ring(step.total)
+    sheet.label(step.total, "sum", PALETTE[4], -step.noise)
+    sheet.label(step.noisy, "sum + noise", PALETTE[3], step.noise)
     return sheet.label(0, "mean", PALETTE[0], -step.noisy)
 
 # %% ../nbs/workshop/diagrams.ipynb #85fd2428

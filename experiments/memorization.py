@@ -1,6 +1,6 @@
 """What a trained model says of its training data: a planted secret, and a whole image.
 
-    python -m experiments.memorization        three minutes of one thread
+    python -m experiments.memorization        ten minutes of one thread
 
 A text model reads made-up sentences, one of which holds a PIN of four digits; the attacker ranks
 all 10,000 PINs by how likely the trained model finds the sentence (Carlini et al. 2019, *The

@@ -114,7 +114,7 @@ DECIMAL = r"(?<![\w.^/-])(\d[\d,]*\.\d+|\.\d+)(?![\w.]*\d)"
 ELSEWHERE = {  # worked out in the sentence, read off a figure or a record, or rounded downwards
     "01_definition": "26.9 0.004 1.86 0.045 1.5", "02_by_hand": "2.4 0.04",
     "03_cost": "0.86 2.2 4.2 3.6", "04_sampling": "7.82 .96 5.95 0.0085 12.2",
-    "06_normalization": "71.2 0.002 0.0035", "07_fast_gradients": "3.7 1.31 1.70 1.46",
+    "06_normalization": "71.2 0.002 0.0035", "07_fast_gradients": "3.7",
     "08_clipping": "0.04 3.95 0.08 4.7 1.105 46.94",
     "15_shoe": "0.87 1.69 1.8 61.6 66.2 7.53", "16_public_start": ".65 1.3 5.7 72.3"}
 
