@@ -547,7 +547,7 @@ def check_train(your_function, seed=None):
         got = trial(x, y, 3, 1., 0., 5, 1., .5, trial.fresh_generator())
         found = gap(flat(lambda: got)(), torch.cat([W.flatten(), b]), RTOL)
         trial.need(not found, found, "start from zeros, step against the mean, clip each example")
-    with trial.holds("digits, at about eps = 3: more than 80 % on images it has not seen"):
+    with trial.holds("digits, at about eps = 5: more than 80 % on images it has not seen"):
         x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
         x = x.float()/16
         W, b = trial(x[:1400], y[:1400], 10, .1, 1.3, 120, 2., 1., trial.fresh_generator())

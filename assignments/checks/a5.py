@@ -57,7 +57,7 @@ def check_ledger_epsilon(your_function, seed=None):
                 [tuple(entries[0][1:3])]*len(set(map(tuple, entries))), delta)})
 
     def run(count=20, stream="a.0", q=.2, sigma=2., first=0):
-        return [["training steps", q, sigma, stream, t, f"{stream}{t}"]
+        return [("training steps", q, sigma, stream, t, f"{stream}{t}")
                 for t in range(first, first + count)]
     with trial.holds("a run"):
         trial.same(truth, run(q=uniform(trial, .05, .3)), 1e-5)
@@ -66,15 +66,15 @@ def check_ledger_epsilon(your_function, seed=None):
     with trial.holds("a run that drew five steps again, from another stream"):
         trial.same(truth, run() + run(5, "b.0", first=15), 1e-5)
     with trial.holds("a stream used twice, for something else"):
-        other = [[*entry[:5], "other"] for entry in run(4)]
+        other = [(*entry[:5], "other") for entry in run(4)]
         trial.same(truth, run() + other, 1e-5)
     with trial.holds("looks that differ from one another in one thing alone"):
-        one = ["training steps", .2, 2., "a.0", 0, "a"]
+        one = ("training steps", .2, 2., "a.0", 0, "a")
         changes = enumerate(("a mean", .3, 3., "b.0", 1, "b"))
-        looks = [one] + [one[:i] + [other] + one[i+1:] for i, other in changes]
+        looks = [one] + [(*one[:i], other, *one[i+1:]) for i, other in changes]
         trial.same(truth, run() + looks, 1e-6)
     with trial.holds("a noisy mean beside the steps"):
-        trial.same(truth, run() + [["mean", 1., 4., "m.0", 0, "m"]], 1e-5)
+        trial.same(truth, run() + [("mean", 1., 4., "m.0", 0, "m")], 1e-5)
     with trial.holds("an empty ledger"):
         trial.same(truth, [], 1e-5)
     return trial.card()

@@ -139,12 +139,15 @@ def _finds(release, most, advice, still=""):
     def found_it(trial):
         bound = trial.uniform(.5, 2.5)
         far = most(bound)
-        found = float(trial(lambda g: release(g, bound), 20))
+
+        def publish(g):  # in float64: what rounding moves is nobody's doing
+            return release(torch.as_tensor(g).double(), bound)
+        found = float(trial(publish, 20))
         numbers = f"found {found:.4g}, the farthest move is {far:.4g}"
         trial.need(found <= far*(1 + 1e-6) + 1e-9, numbers,
                    "more than possible: both sides must hold the same people, but for her")
         enough = found >= (.7 if far > 9*bound else .98)*far
-        if not enough and float(trial(lambda g: 3*release(g, bound), 20)) == found > 0:
+        if not enough and float(trial(lambda g: 3*publish(g), 20)) == found > 0:
             trial.need(False, numbers, "the same number for whatever is released: call it, "
                        "with and without a stranger")
         trial.need(enough, numbers, still if still and found < 1e-9*far else advice)

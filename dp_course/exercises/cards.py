@@ -9,8 +9,10 @@ __all__ = ['PROGRESS', 'gap', 'Refused', 'Blank', 'fresh_copy', 'Card', 'record'
 # %% ../../nbs/workshop/exercises/cards.ipynb #c372dc44
 import contextlib
 import copy
+import functools
 import hashlib
 import html
+import inspect
 import io
 import json
 import math
@@ -182,9 +184,17 @@ def _called(args, most=200):
     return f"({text})" if len(text) <= most else f"({text[:most]}...)"
 
 
+def _own_code(function):
+    "A student's own lines, under decorators and arguments given beforehand; None: not Python."
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    return getattr(function, "__code__", None)
+
+
 def _line_of(error, function):
     "The student's line in which it was raised, in words."
-    code = getattr(function, "__code__", None)
+    code = _own_code(function)
     lines = [frame.line for frame in traceback.extract_tb(error.__traceback__)
              if code and frame.filename == code.co_filename and frame.line]
     return f", in your line `{lines[-1]}`" if lines else ""
@@ -243,7 +253,7 @@ def _digest(code):
 
 
 def _fingerprint(function):
-    code = getattr(function, "__code__", None)
+    code = _own_code(function)
     return _digest(code) if code else type(function).__name__
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #d10f49f1

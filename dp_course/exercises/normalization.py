@@ -147,7 +147,8 @@ check_without_batchnorm = Exercise(
         "`model.named_children()` gives the direct children; `setattr(m, name, new)` replaces one.",
         "Recurse into children that are no BatchNorm; begin with copy.deepcopy(model).",
         "def replace(m): for name, child in m.named_children(): setattr(m, name, "
-        "four_a_group(child.num_features)) or replace(child); return m"))
+        "four_a_group(child.num_features)) if child is a BatchNorm2d, else replace(child); "
+        "return m"))
 
 # %% ../../nbs/exercises/normalization.ipynb #65893fad
 def _raw_case(trial, scale, mean=0., form="fan_in"):

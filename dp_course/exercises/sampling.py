@@ -97,6 +97,13 @@ def _need_coins(trial, q=.05, alpha=1e-6):
                "everybody has a coin of her own: no size is fixed beforehand", leaks=True)
 
 
+def _large_rate(trial):
+    drawn = sum(len(trial(200, .5, trial.fresh_generator())) for _ in range(200))
+    trial.need(_tail(drawn, 40_000, .5) > 1e-6, f"200 batches drew {drawn:,}, expected 20,000",
+               "the gap is log(u)/log(1 - q): -q is near that for a tiny q only",
+               leaks=drawn > 20_000)
+
+
 def _extremes(trial):
     for q, size in ((0., 0), (1., 7)):
         drawn = len(trial(7, q, trial.fresh_generator()))
@@ -137,6 +144,7 @@ check_poisson_by_jumps = Exercise(
         "a sorted set of indices below n": _sorted_set,
         "the same generator draws the same batch": _repeatable,
         "every example at its own rate, independent of its neighbour": _need_coins,
+        "a large rate: half of them": _large_rate,
         "a tiny rate: 10 of ten million": _tiny_rate},
     hints=(
         "Handle q = 0 (nobody) and q = 1 (everybody) first: the logarithm of 0 is no gap.",
@@ -239,7 +247,7 @@ check_room_for = Exercise(
         "the normal curve's tail is shorter than the binomial's: ask stats.binom":
             lambda n, q, steps, p: math.ceil(
                 n*q + stats.norm.isf(p/steps)*math.sqrt(n*q*(1 - q))),
-        "that is room for one batch: every step has its chance to need more":
+        "divide p by the steps: each of them may use up a share of it":
             lambda n, q, steps, p: _room(n, q, 1, p*steps),
         "that is the other end: isf is for large sizes, ppf(p) for small ones":
             lambda n, q, steps, p: int(stats.binom.ppf(p/steps, n, q)),

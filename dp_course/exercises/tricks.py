@@ -150,8 +150,11 @@ check_naive_epsilon = Exercise(
         "one view: the eps that was promised": [(.05, 1., 20, 1e-6, 1)],
         "any other run": lambda trial: [(.1, trial.uniform(1.5, 2.5), 30, 1e-5, 3)]},
     slips={
-        "views are no further steps of the plan: they make one person's move longer":
+        "that is the eps that was promised: one person moves the sum by k C":
             _priced(lambda sigma, k: sigma),
+        "views are no further steps of the plan: they make one person's move longer":
+            lambda q, sigma, steps, delta, k: epsilon(
+                q=q, sigma=sigma, steps=steps*k, delta=delta),
         "eps does not grow in proportion: compute it anew, with the multiplier that is left":
             lambda *case: case[-1]*_priced(lambda sigma, k: sigma)(*case),
         "they move together, not independently, so their lengths add up":

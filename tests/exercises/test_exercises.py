@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import nbformat
@@ -366,6 +366,12 @@ def test_hints_come_one_by_one_and_not_for_the_same_code():
     shown = [len(judge(f).hints) for f in (lambda x: 1, lambda x: 1, lambda x: 2, lambda x: 3,
                                            lambda x: 4)]
     assert shown == [1, 1, 2, 3, 3]
+
+
+def test_a_decorated_attempt_is_told_from_another():
+    frozen, given = torch.no_grad()(lambda x: 1), partial(lambda k, x: 2, 3)
+    shown = [len(judge(f).hints) for f in (frozen, torch.no_grad()(lambda x: 5), given, given)]
+    assert shown == [1, 2, 3, 3]
 
 
 def test_a_seed_repeats_the_cases(spaces):
