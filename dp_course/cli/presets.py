@@ -174,6 +174,13 @@ PRESETS["resnet20-synthetic-eps3"] = dict(
     tuning_runs=7,  # four of the start from scratch, three rates of its own
 )
 
+PRESETS["resnet20-synthetic-4m-eps3"] = dict(
+    PRESETS["resnet20-synthetic-eps3"],
+    about="the same, begun on twice as many views of the leaves",
+    start="resnet20-synthetic-4m",
+    tuning_runs=18,  # and eleven trials, of which only the start was kept
+)
+
 PRESETS["resnet20-views-eps3"] = dict(
     PRESETS["resnet20-synthetic-eps3"],
     about="the same start, batch 4096 and two views of each image: for a GPU",

@@ -55,6 +55,8 @@ _PUBLIC = ("public-net", "max-100", "half-rand-50", "min-rand-10", "wide-100")
 MADE_BY = {  # start -> the command that makes it, and the file that has to be moved then
     "resnet20-synthetic": (
         "dp-pretrain resnet20 --views 2e6 --out out", "out/pretrain-resnet20-0.pt"),
+    "resnet20-synthetic-4m": (
+        "dp-pretrain resnet20 --views 4e6 --out out", "out/pretrain-resnet20-0.pt"),
     **{name: (f"dp-pretrain {name} --out out", f"out/{name}.pt")
        for name in _PUBLIC},
     "unet16-phantoms": ("python -m experiments segmentation pretrain", ""),  # found where it is
