@@ -14,7 +14,9 @@ from dp_course.basics import near
 from dp_course.cli import load_data, make_config, make_trainer, open_release
 from dp_course.cli.main import main
 from dp_course.data import Examples, load
+from dp_course.features import load_start
 from dp_course.gradients import FlatClip, loop_grad_sum
+from dp_course.models import resnet20
 from dp_course.privacy import epsilon
 from dp_course.training import flat_row, read_record, read_runs, run_file, sweep
 
@@ -29,6 +31,7 @@ from experiments import (  # noqa: E402
     harness,
     kernels,
     ordinary,
+    quarter,
     scaling,
     tricks,
     unclipped,
@@ -334,3 +337,28 @@ def test_what_a_step_costs_is_measured_over_all_images_and_their_views():
     row = gpu.measured("report-v1", settings, gpu.made_up("cpu", n=32), steps=1)
     assert row["images"] == 16 and row["gigabytes"] == ""
     assert row["images_per_second"] == pytest.approx(16/row["seconds"], rel=.05)
+
+
+def test_a_trial_moves_the_head_alone_at_first_and_obeys_its_settings(monkeypatch):
+    monkeypatch.setattr(quarter, "BATCH", 8)
+    monkeypatch.setattr(quarter, "HEAD_STEPS", 1)
+    monkeypatch.setattr(quarter, "NOISE", 1e-2)
+    monkeypatch.setattr(quarter, "STEPS", 2)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (32, 3, 8, 8), generator=g, dtype=torch.uint8)
+    data = Examples(x, torch.arange(32) % 10, x[:20], torch.arange(20) % 10)
+    seen = []  # weights, average; a pair for each step
+
+    def weights(model, data, these):
+        seen.append({name: w.clone() for name, w in these.items()})
+        return .5
+    monkeypatch.setattr(quarter, "accuracy", weights)
+    rows = [quarter.run(quarter.TRIALS[name], data, 2, 1, say=lambda row: None)
+            for name in ("preset", "falling from 2")]
+    assert [row["step"] for row in rows[0]] == [1, 2]
+    (first, _, second, _), (fast, *_) = seen[:4], seen[4:]
+    start = resnet20()
+    load_start(start, "resnet20-synthetic")
+    assert torch.equal(first["0.weight"], start[0].weight), "the head alone"
+    assert not torch.equal(second["0.weight"], first["0.weight"])
+    near(fast["13.weight"], 2*first["13.weight"], 1e-6)
