@@ -233,12 +233,11 @@ def _layer(tape, m, rule, forward, *args, **kwargs):
     if tape.alone:
         return forward(*args, **kwargs)
     _refuse_computed(m, f"{tape.modules[m]} is {type(m).__name__}: ")
-    if rule is None:
+    inputs = (*args, *kwargs.values())
+    if rule is None or len(inputs) != 1:  # a transposed convolution may be told its output's size
         return _without_rule(tape, m, forward, args, kwargs)
     tape.uses.update(map(id, m._parameters.values()))
-    inputs = (*args, *kwargs.values())  # such a layer has one input
-    for x in inputs:
-        tape.check_rows(m, x)
+    tape.check_rows(m, *inputs)
     return rule(tape, m, *inputs)
 
 

@@ -94,11 +94,12 @@ def three_stages(
 # %% ../../nbs/workshop/models/blocks.ipynb #7f13af29
 def _add_cost(rows, seen, name, module, args, y):
     "Enter one use of a layer into the table: a forward hook, once the first three are given."
-    multiplies = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
-    fan_in = module.weight[0].numel() if multiplies else 0
+    spreads = isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
+    gathers = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
+    each = module.weight[0].numel() if spreads or gathers else 0  # multiply-adds per number
     kind, out = type(module).__name__, tuple(y.shape[1:])
     row = rows.setdefault(name, dict(name=name, kind=kind, out=out, params=0, macs=0))
-    row["macs"] += y.numel()*fan_in
+    row["macs"] += (args[0] if spreads else y).numel()*each
     new = [p for p in module.parameters(recurse=False) if p not in seen]
     row["params"] += sum(p.numel() for p in new)
     seen.update(new)
@@ -120,7 +121,7 @@ def cost_table(
     shape,            # of one example, without the batch: (c,h,w)
 ):                    # list of dicts: name, kind, out (shape), params, macs
     "Count parameters and multiply-adds per layer for one example; leave the model as it was."
-    # Convolutions (no transposed ones) and linear layers count as multiplying; one forward pass.
+    # Convolutions, transposed ones and linear layers count as multiplying; one forward pass.
     rows, seen, handles = {}, set(), []
     like = next(model.parameters())
     example = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)

@@ -286,6 +286,11 @@ def test_cost_table_counts_sharing_once():
     assert rows["b"]["params"] == 0
 
 
+def test_cost_table_counts_a_transposed_convolution_by_what_goes_in():
+    (row,) = cost_table(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (4, 5, 5))
+    assert row["macs"] == 4*5*5 * 3*3*3  # every number that goes in, into 3 channels of 3 x 3
+
+
 def test_cost_table_leaves_the_model_alone():
     m = Shared().train()
     m.b.eval()

@@ -150,6 +150,18 @@ def test_transposed_convolutions_are_exact(kind):
     assert_exact(model, x, y, FlatClip(.05))
 
 
+def test_a_transposed_convolution_may_be_told_the_size_of_its_output():
+    class Sized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1)
+
+        def forward(self, x):
+            return self.up(x, output_size=(10, 9))
+    x, y = torch.randn(3, 2, 5, 5).double(), torch.randint(3, (3, 10, 9))
+    assert_exact(Sized().double(), x, y, FlatClip(.05))
+
+
 def test_a_shared_transposed_convolution_counts_once():
     class Twice(nn.Module):
         def __init__(self):
