@@ -455,7 +455,8 @@ def _rung_label(row):
     "What stands left of a bar."
     extra = "" if row.images == "none" else f", {row.images} images"
     budget = "" if math.isinf(row.eps) else f", eps {row.eps:g}"
-    return f"{row.source}: {row.name} | {row.model}{budget}{extra}"
+    of = "" if row.source in ("ours", "as run") else f" | {row.model}"  # a preset says its network
+    return f"{row.source}: {row.name}{of}{budget}{extra}"
 
 
 def plot_ladder(
