@@ -13,7 +13,7 @@ from torch import nn
 
 from dp_course.data import load
 from dp_course.features import scattered
-from dp_course.gradients import linear_head
+from dp_course.models import linear_head
 from experiments.harness import chosen, lines_without_privacy
 
 NAME = "classes"

@@ -34,10 +34,9 @@ from dp_course.gradients import (
     FlatClip,
     bf16_engine,
     fast_grad_sum,
-    linear_grad_sum,
-    linear_head,
     settled_precision,
 )
+from dp_course.models import linear_head
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import HeadFirst, Schedule, Trainer, code_version
 from experiments.harness import lines_of
@@ -132,7 +131,6 @@ def train_head(cell, data):
         linear_head(data.train_x.shape[-1:], 10), data, plan,
         optimizer=partial(torch.optim.SGD, lr=cell["lr"], momentum=.9),
         clip=FlatClip(CLIP),
-        engine=linear_grad_sum,
         augment=as_views if data.train_x.dim() == 3 else None,
         callbacks=[Schedule(cell["lr"], "linear", plan.steps)],
         seed=cell["seed"],

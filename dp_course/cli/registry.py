@@ -21,10 +21,10 @@ from ..features import (
     ENCODED, PUBLIC, WEIGHTS, LeafRecipe, cosine_grad_sum, deflated, encoded, leafed, leaves_cnn,
     leaves_deflated, leaves_linear, load_start, load_whole, new_head as _new_head, public_featured,
     public_net, scatter_cnn, scattered, train_only)
-from ..gradients import (
-    fast_grad_sum, linear_grad_sum, linear_head, loop_grad_sum, vmap_grad_sum)
+from ..gradients import fast_grad_sum, loop_grad_sum, vmap_grad_sum
 from ..models import (
-    UNet, bounded_cnn, digit_filters, report_resnet20, report_wrn16_4, resnet20, wrn16_4, wrn40_4)
+    UNet, bounded_cnn, digit_filters, linear_head, report_resnet20, report_wrn16_4, resnet20,
+    wrn16_4, wrn40_4)
 from ..training import no_scores
 
 # %% ../../nbs/workshop/cli/registry.ipynb #217a3bac
@@ -76,7 +76,7 @@ ENGINES = {
     "vmap": vmap_grad_sum,
     "loop": loop_grad_sum,
     "cosine": cosine_grad_sum,  # for leaves_deflated only
-    "linear": linear_grad_sum,  # for scatter_linear and public_linear only
+    "linear": fast_grad_sum,  # its name in older records
 }
 
 # %% ../../nbs/workshop/cli/registry.ipynb #8d04de1c

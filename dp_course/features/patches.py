@@ -20,7 +20,7 @@ from torch import nn
 from ..data import leaf_images
 from .cache import cached_features
 from .scattering_transform import Scattering, ScatteringRecipe
-from ..gradients import linear_head
+from ..models import linear_head
 from ..training import refuse_units
 
 # %% ../../nbs/workshop/features/patches.ipynb #4a1246b9

@@ -26,8 +26,8 @@ from ..basics import Parser, data_root, keep_memory, machine, pick_device, progr
 from ..data import leaf_images, load, views
 from .encoders import ENCODERS, encoder_features, save_encoder
 from .public_nets import TASKS, TRAININGS, PublicTraining, labels_of_task
-from ..gradients import (
-    PRECISIONS, FlatClip, linear_grad_sum, linear_head, settled_precision)
+from ..gradients import PRECISIONS, FlatClip, settled_precision
+from ..models import linear_head
 from ..privacy import PrivacyPlan
 from ..training import Record, Trainer, code_version, load_checked, save_atomic
 
@@ -412,7 +412,6 @@ def probe(
             plan,
             optimizer=partial(torch.optim.SGD, lr=lr, momentum=.9),
             clip=FlatClip(.3),
-            engine=linear_grad_sum,
             seed=0,
             micro_batch=1024,
         )

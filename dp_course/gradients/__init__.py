@@ -15,8 +15,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct RULES
         StandardizedWeight Tap at_least_float32 convolution_rule gram_norms no_longer
         product_weight rule_of weighted_rows""",
-    "linear": """
-        linear_grad_sum linear_head""",
     "slow_engines": """
         reweighted vmap_grad_sum""",
     "tape": """

@@ -34,8 +34,6 @@ from .layers import no_longer as no_longer
 from .layers import product_weight as product_weight
 from .layers import rule_of as rule_of
 from .layers import weighted_rows as weighted_rows
-from .linear import linear_grad_sum as linear_grad_sum
-from .linear import linear_head as linear_head
 from .slow_engines import reweighted as reweighted
 from .slow_engines import vmap_grad_sum as vmap_grad_sum
 from .tape import PRECISIONS as PRECISIONS

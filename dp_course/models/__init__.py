@@ -4,7 +4,7 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "blocks": """
-        BasicBlock WideBlock cost_table norm_and_relu three_stages""",
+        BasicBlock WideBlock cost_table linear_head norm_and_relu three_stages""",
     "report": """
         ReportBlock report_conv report_resnet20 report_wrn16_4""",
     "resnet": """

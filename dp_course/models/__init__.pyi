@@ -1,6 +1,7 @@
 from .blocks import BasicBlock as BasicBlock
 from .blocks import WideBlock as WideBlock
 from .blocks import cost_table as cost_table
+from .blocks import linear_head as linear_head
 from .blocks import norm_and_relu as norm_and_relu
 from .blocks import three_stages as three_stages
 from .report import ReportBlock as ReportBlock

@@ -292,7 +292,6 @@ BAD = {
     "oct-head-eps8-fast --set learns=tail": "unknown learns 'tail'",
     "oct-head-eps8-fast --n-val 2": "tunes on another person",
     "oct-head-eps8-fast --set unit=patient": "batch_size=16",  # of 8 people
-    "oct-head-eps8-fast --set engine=linear": "linear_grad_sum is for linear_head",
 }
 
 

@@ -29,8 +29,6 @@ from dp_course.gradients import (
     ghost_grad_sum,
     has_bfloat16,
     layers,
-    linear_grad_sum,
-    linear_head,
     loop_grad_sum,
     settled_precision,
     vmap_grad_sum,
@@ -1191,11 +1189,10 @@ def test_cancelling_positions_of_a_linear_layer(engine, t, i, o):
 
 
 @pytest.mark.parametrize("scale", [1., 1e3, 6e4])
-def test_cancelling_views_of_the_linear_engine(scale):
+def test_cancelling_views_of_a_linear_model(scale):
     x, v = cancelling_views(3, 4000, 4, scale)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4000, 4))
-    for engine in (linear_grad_sum, fast_grad_sum):
-        assert most_moved(engine, model, per_number, Views(x), Views(v)) <= SLACK
+    assert most_moved(fast_grad_sum, model, per_number, Views(x), Views(v)) <= SLACK
 
 
 @each_of_all
@@ -1367,31 +1364,6 @@ def test_a_pool_is_fast_only_where_it_can_be(make):
 class Doubled(nn.Sequential):
     def forward(self, x):
         return 2*super().forward(x)
-
-
-def hooked():
-    head = linear_head((1, 8, 8), 3)
-    head[1].register_forward_hook(lambda m, args, out: 2*out)
-    return head
-
-
-@pytest.mark.parametrize("make", [
-    lambda: Doubled(nn.Flatten(), nn.Linear(64, 3)), hooked,
-    lambda: nn.Sequential(nn.Flatten(2), nn.Linear(64, 3)),
-    lambda: nn.ModuleList([nn.Flatten(), nn.Linear(64, 3)])])
-def test_the_linear_engine_takes_nothing_but_a_linear_head(make):
-    x, y = torch.randn(4, 1, 8, 8), torch.arange(4) % 3
-    with pytest.raises(ValueError, match="is for linear_head"):
-        linear_grad_sum(make(), LOSS, x, y, FlatClip(1.))
-
-
-def test_the_linear_engine_answers_a_frozen_head_and_no_clip_as_the_others_do():
-    x, y = torch.randn(4, 1, 8, 8), torch.arange(4) % 3
-    frozen = linear_head((1, 8, 8), 3).requires_grad_(False)
-    sums, norms = linear_grad_sum(frozen, LOSS, x, y, FlatClip(1.))
-    assert sums == {} and norms.shape == (0, 4)
-    with pytest.raises(ValueError, match=r"clip=1.0 is no clip: pass FlatClip\(1.0\)"):
-        linear_grad_sum(linear_head((1, 8, 8), 3), LOSS, x, y, 1.)
 
 
 @pytest.mark.parametrize("options", [
