@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'seed_all', 'near', 'panels', 'figure', 'machine', 'pick_device', 'peak_memory_mb', 'synchronize',
-           'is_watched', 'progress', 'patch_to', 'check_number', 'check_kind', 'check_count', 'refuse_unknown',
-           'Parser', 'data_root', 'keep_memory']
+           'is_watched', 'progress', 'check_number', 'check_kind', 'check_count', 'refuse_unknown', 'Parser',
+           'data_root', 'keep_memory']
 
 # %% ../nbs/workshop/basics.ipynb #5d124c17
 import argparse
@@ -206,17 +206,6 @@ def progress(
     # What is cut on a narrow terminal stands last: first the bar shrinks, then title and times go.
     hide = not (is_watched() if show is None else show)
     return tqdm(total=total, desc=title, disable=hide, dynamic_ncols=True, bar_format=_LAYOUT)
-
-# %% ../nbs/workshop/basics.ipynb #c1a55001
-def patch_to(
-    cls,  # class that gets the method
-):        # decorator of a function whose first parameter is `self`
-    "Add a method to a class that was begun in an earlier cell."
-    def add(function):
-        function.__qualname__ = f"{cls.__qualname__}.{function.__name__}"
-        setattr(cls, function.__name__, function)
-        return function
-    return add
 
 # %% ../nbs/workshop/basics.ipynb #c4ec0002
 def _number(value):

@@ -101,20 +101,12 @@ def _described(node, comments, lines):
             remarks = remarks + _remarks(init, comments, lines)
     return _text(docstring, parameters, returned, remarks)
 
-def _patched(node):
-    "Name of the class that `@patch_to(Class)` adds a function to, or None."
-    for decorator in getattr(node, "decorator_list", ()):
-        if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "patch_to":
-            return decorator.args[0].id
-
-
 def _definitions(tree):
     "(names from the module on, node) of every function, class and method."
     kinds = (ast.FunctionDef, ast.ClassDef)
     for node in tree.body:
         if isinstance(node, kinds):
-            owner = _patched(node)
-            yield ([owner] if owner else []) + [node.name], node
+            yield [node.name], node
             for inner in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(inner, kinds):
                     yield [node.name, inner.name], inner

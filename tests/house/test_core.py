@@ -10,7 +10,7 @@ import pytest
 import torch
 from proved import once
 
-from dp_course.basics import data_root, keep_memory, near, patch_to, pick_device, progress, seed_all
+from dp_course.basics import data_root, keep_memory, near, pick_device, progress, seed_all
 from dp_course.gradients import FlatClip, loop_grad_sum
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import trainer
@@ -60,16 +60,6 @@ def test_pick_device():
 def test_data_root(monkeypatch, tmp_path):
     monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
     assert data_root() == tmp_path and str(data_root("here")) == "here"
-
-
-def test_patch_to_names_the_method():
-    class Box:
-        pass
-
-    @patch_to(Box)
-    def double(self, x):
-        return 2*x
-    assert Box().double(3) == 6 and double.__qualname__.endswith("Box.double")
 
 
 # bars

@@ -354,10 +354,9 @@ def test_lines_of_cells_are_narrow():
 
 
 def public(body):
-    "Functions and classes that have no underscore, without the methods that `patch_to` adds."
+    "Functions and classes that have no underscore."
     nodes = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
-    methods = [n for n in nodes if any("patch_to" in names_in(d) for d in n.decorator_list)]
-    return [n for n in nodes if n not in methods and not n.name.startswith("_")]
+    return [n for n in nodes if not n.name.startswith("_")]
 
 
 def without_docstring(path):
