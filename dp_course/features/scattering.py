@@ -27,7 +27,7 @@ def _noisy_mean_of_rows(
     factors = (bound/norms).clamp(max=1)
     clipped = torch.where(norms.isfinite(), rows*factors, 0.)
     noise = normal(rows.shape[1:], generator)
-    return (clipped.sum(0) + sigma*bound*noise)/n
+    return (clipped.sum(0) + float(sigma)*float(bound)*noise)/n
 
 
 def _check_release(sigma, max_norms):

@@ -62,6 +62,7 @@ def split_sigma(
     # the sum of their squares. sigma = 0 promises nothing, and stays 0.
     check_number("is no noise: pass a number from 0 to 1e100", lambda v: 0 <= v <= 1e100,
                  sigma=sigma, bit_sigma=bit_sigma)
+    sigma, bit_sigma = float(sigma), float(bit_sigma)
     if sigma == 0:
         return 0.
     twice = 2*bit_sigma

@@ -56,6 +56,8 @@ class FlatClip:
     def __post_init__(self):
         rule = "is no bound: pass a positive finite number, from 1e-100 to 1e100, say 1.0"
         check_number(rule, lambda v: 1e-100 <= v <= 1e100, max_norm=self.max_norm)
+        if not isinstance(self.max_norm, (int, float)):  # NumPy's small integers wrap around
+            self.max_norm = float(self.max_norm)
 
     def __call__(
         self,

@@ -230,7 +230,7 @@ class Budget:
     ):
         require(eps=eps, delta=delta)
         check_accountant(accountant)
-        self.eps, self.delta, self.accountant = eps, delta, accountant
+        self.eps, self.delta, self.accountant = float(eps), float(delta), accountant
         self._counts = {}  # (what, q, sigma) -> steps
         # What lies within a bill that fits, fits, too
         self._planned = _read_bill({} if planned is None else planned)

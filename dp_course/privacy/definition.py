@@ -76,11 +76,12 @@ def laplace_mechanism(
     # Source: Dwork & Roth 2014, theorem 3.6. A difference of two exponentials is Laplace.
     check_scale("eps", eps)
     check_scale("sensitivity", sensitivity)
-    check_scale("sensitivity/eps", float(sensitivity)/float(eps))
+    scale = float(sensitivity)/float(eps)  # NumPy's small integers would wrap around
+    check_scale("sensitivity/eps", scale)
     check_generator(generator)
     x, dtype = _private_input(x)
     a, b = (torch.empty_like(x).exponential_(generator=generator) for _ in range(2))
-    return _rounded(x + sensitivity/eps*(a - b), dtype)
+    return _rounded(x + scale*(a - b), dtype)
 
 # %% ../../nbs/01_definition.ipynb #46dcbcb2
 def gaussian_mechanism(
@@ -94,11 +95,12 @@ def gaussian_mechanism(
     # Source: Balle & Wang 2018, theorem 8.
     check_scale("sigma", sigma)
     check_scale("sensitivity", sensitivity)
-    check_scale("sigma*sensitivity", float(sigma)*float(sensitivity))
+    std = float(sigma)*float(sensitivity)
+    check_scale("sigma*sensitivity", std)
     check_generator(generator)
     x, dtype = _private_input(x)
     z = torch.randn(x.shape, dtype=torch.float64, generator=generator, device=x.device)
-    return _rounded(x + sigma*sensitivity*z, dtype)
+    return _rounded(x + std*z, dtype)
 
 # %% ../../nbs/01_definition.ipynb #e221722e
 def hockey_stick(

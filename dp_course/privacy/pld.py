@@ -93,10 +93,11 @@ class Accountant:
         "Enter steps into the history."
         # ValueError: a number out of range
         require(q=q, sigma=sigma, n=n)
+        q, sigma, n = float(q), float(sigma), int(n)  # NumPy's small integers wrap around
         if self.history and self.history[-1][:2] == (q, sigma):
             n += self.history.pop()[2]
         if n:
-            self.history.append((float(q), float(sigma), int(n)))
+            self.history.append((q, sigma, n))
         return self
 
     def merged(self):  # [(q, sigma, n), ...] with different (q, sigma), and q > 0

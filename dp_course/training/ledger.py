@@ -53,6 +53,13 @@ def _budget(plan):
     return Budget(eps=plan.eps, delta=plan.delta, accountant=plan.accountant)
 
 
+def _enter(budget, entry):
+    "Post an entry, paid for or not: it has happened."
+    kinds = {(q, sigma): n for q, sigma, n in budget.posts.get(entry.what, ())}
+    count = kinds.get((entry.q, entry.sigma), 0) + 1
+    budget.load_state_dict({"posts": [[entry.what, entry.q, entry.sigma, count]]})
+
+
 def _run_name(plan):
     "A name, no secret; it says whom a plan protects, unless that is one example."
     unit = getattr(plan, "unit", "example")
@@ -113,28 +120,31 @@ class Ledger:
         self.budget.post = self._post
         self.run = _run_name(plan)  # what belongs to the same run
         self.computed = 0   # steps that must be paid for
-        self._entries = {}  # (what, stream, t) -> the entries made there, in order
+        self._made = {}     # all entries, in order; a dict as a set that keeps it
+        self._first = {}    # (what, stream, t) -> the first entry made there
+        self._unpaid = ()   # entries beyond what the plan covers: they were never released
         self._files = {}    # path of a checkpoint -> `_File`
         self._others, self._affordable = None, 0
 
     def entries(self):
         "List all entries."
-        return [entry for made in self._entries.values() for entry in made]
+        return list(self._made)
 
     def holds(self, entry):
         "Has this very look been paid for?"
-        return entry in self._entries.get(entry.slot, ())
+        return entry in self._made and entry not in self._unpaid
 
     def first(self, entry):
         "What the batch of an entry was first used for; None: nothing yet."
-        return next(iter(self._entries.get(entry.slot, ())), None)
+        return self._first.get(entry.slot)
 
     def left(
         self,
         t:int,  # steps taken
     ):          # int
         "Count the steps that may still be taken, if those that repeat others are free."
-        known = {at for what, _, at in self._entries if what == STEPS and at >= t}
+        known = {entry.t for entry in self._made
+                 if entry.what == STEPS and entry.t >= t and self.holds(entry)}
         return max(0, min(self.plan.steps - t, len(known) + self.room))
 
     @property
@@ -157,8 +167,8 @@ class Ledger:
 
     def pays(self, entry):
         "Tell whether a look is free or affordable."
-        if self.holds(entry):
-            return True
+        if entry in self._made:
+            return self.holds(entry)
         if entry.what == STEPS:
             return self.room > 0
         return self.budget.affords(q=entry.q, sigma=entry.sigma)
@@ -176,7 +186,9 @@ class Ledger:
             self._refuse(entry)
         news = self._ask(self._write, [entry])
         self._take_in([*news, entry])
-        if news and self._overspent():
+        if news:
+            self._mark_unpaid()
+        if not self.holds(entry):
             raise ValueError("another trainer on this checkpoint was faster: with its entries eps "
                              f"= {self.budget.epsilon():.4g}, more than {self.budget.eps:g}; go on "
                              "alone from the newest checkpoint")
@@ -215,26 +227,38 @@ class Ledger:
         while todo:  # what one file has told us the others must hear
             found = [entry for file in self._files.values() for entry in file.add(todo)]
             todo = [entry for entry in dict.fromkeys(found)
-                    if entry not in news and not self.holds(entry)]
+                    if entry not in news and entry not in self._made]
             news += todo
         return news
 
     def _take_in(self, entries):
         "Add entries to ledger and budget, paid for or not: they have happened."
         for entry in entries:
-            if self.holds(entry):
+            if entry in self._made:
                 continue
-            self._entries.setdefault(entry.slot, []).append(entry)
+            self._made[entry] = None
+            self._first.setdefault(entry.slot, entry)
             self.computed += entry.what == STEPS
-            kinds = {(q, s): n for q, s, n in self.budget.posts.get(entry.what, ())}
-            count = kinds.get((entry.q, entry.sigma), 0) + 1
-            post = [entry.what, entry.q, entry.sigma, count]
-            self.budget.load_state_dict({"posts": [post]})
+            _enter(self.budget, entry)
 
-    def _overspent(self):
+    def _mark_unpaid(self):
+        "Find the entries that came too late: those before them are all that the plan covers."
+        made = self.entries()
+        fit, over = 0, len(made) + 1  # so many of them fit, and so many do not
+        while over - fit > 1:
+            middle = len(made) if over > len(made) else (fit + over)//2
+            fit, over = (middle, over) if self._covers(made[:middle]) else (fit, middle)
+        self._unpaid = frozenset(made[fit:])
+
+    def _covers(self, entries):
+        "Does the plan pay for all of these?"
         if not self.plan.sigma:
-            return False
-        return self.computed > self.plan.steps or self.budget.epsilon() > self.budget.eps
+            return True
+        bill = _budget(self.plan)
+        for entry in entries:
+            _enter(bill, entry)
+        steps = sum(entry.what == STEPS for entry in entries)
+        return steps <= self.plan.steps and bill.epsilon() <= bill.eps
 
     def follow(
         self,
@@ -257,6 +281,7 @@ class Ledger:
             journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
             self._files[path] = _File(path, journal, self.run, set(mine))
         self._take_in(self._from_shelf())
+        self._mark_unpaid()
 
         def undo():
             self._files.pop(path, None)
@@ -281,8 +306,9 @@ class Ledger:
         self.run = state["run"]
         self._files = {p: file for p, file in self._files.items() if file.run == self.run}
         self._files[path] = _File(path, journal, self.run, set(there))
-        self._take_in([*there, *known, *self._ask(self._from_shelf)])
+        self._take_in([*self._ask(self._from_shelf), *there, *known])  # the shelf: in one order
         self.budget.load_state_dict(state["budget"])
+        self._mark_unpaid()
         self._ask(self._write, self.entries())
         return self
 

@@ -225,11 +225,12 @@ class Trainer:
         "The sum of the next step, charged; one that was charged before is free."
         for batch in count():  # a batch serves for one sum: if there was another, the next batch
             total, norms, entry = self._sum_to_charge(batch)
-            if self._ledger.first(entry) is None:
-                if not self._ledger.pays(entry):
-                    return None
-                self._ledger.charge(entry)
-            if self._ledger.first(entry) == entry:
+            if self._ledger.first(entry) not in (None, entry):
+                continue
+            if not self._ledger.pays(entry):
+                return None
+            self._ledger.charge(entry)
+            if self._ledger.first(entry) == entry:  # nobody was faster
                 return total, norms, entry
 
     def _sum_to_charge(self, batch):  # clipped sum, norms (l,b), entry
@@ -243,7 +244,8 @@ class Trainer:
                              f"and this step costs what {least:.6g} costs; nothing was released")
         if std.dim():  # one per tensor: no single number to compare
             _refuse_uncovered(self.clip, plan.sigma, len(self.params), self._share)
-        released = {**total, "norms": norms, "std": std, "batch size": plan.batch_size}
+        sums = {_apart(name, "sum"): value for name, value in total.items()}
+        released = {**sums, "norms": norms, "std": std, "batch size": plan.batch_size}
         clip = {f"clip {name}": value for name, value in self._clip_state().items()}
         entry = self._entry(STEPS, released | clip, q=plan.q, sigma=plan.sigma, batch=batch)
         return total, norms, entry
@@ -349,13 +351,15 @@ class Trainer:
         value = _check_release(what, value, sensitivity, sigma, asked, most)
         taken = sum(n for _, _, n in self.budget.posts.get(what, ()))
         # without a source, equal answers to two questions would look like one, told twice
-        source = _flat(asked) if asked else {"look": taken} if taken else {}
+        source = {_apart(name, "asked"): thing for name, thing in _flat(dict(asked)).items()}
+        if not source and taken:
+            source = {"look": taken}
         released = {"value": value, "sensitivity": float(sensitivity), **source}
         entry = self._entry(what, released, q=1., sigma=sigma)
         if most is not None and taken >= most and not self._ledger.holds(entry):
             raise ValueError(f"{what}: {most} looks were planned, and taken: plan for more")
         self._ledger.charge(entry)
-        return value + sigma*sensitivity*normal(value.shape, self._noise(entry))
+        return value + float(sigma)*float(sensitivity)*normal(value.shape, self._noise(entry))
 
     def epsilon(
         self,
@@ -676,6 +680,14 @@ def _check_release(what, value, sensitivity, sigma, asked, most):
     if not value.isfinite().all():
         raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
     return value
+
+
+_TAKEN = "what", "sigma", "norms", "std", "batch size", "look"  # in a fingerprint
+
+
+def _apart(name, kind):
+    "A name for a fingerprint in which other things have theirs."
+    return f"{kind} {name}" if name in _TAKEN or " " in name else name
 
 
 def _flat(

@@ -5,6 +5,7 @@ import types
 from fractions import Fraction as Q
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -219,6 +220,11 @@ def test_split_by_the_accountant():
 def test_split_refuses(sigma, bit_sigma):
     with pytest.raises(ValueError, match="bit_sigma|noise"):
         split_sigma(sigma, bit_sigma)
+
+
+def test_eight_bits_are_enough_for_a_sigma():
+    assert split_sigma(2, np.int8(100)) == split_sigma(2., 100.)
+    assert FlatClip(np.uint8(200)).std(2) == 400
 
 
 def test_split_of_no_noise_is_no_noise():

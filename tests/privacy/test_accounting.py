@@ -612,6 +612,13 @@ def test_order_of_steps_does_not_matter(accountant):
 
 
 @BOTH
+@by_values("kind", [np.int8, np.uint8, lambda n: torch.tensor(n, dtype=torch.uint8)])
+def test_narrow_integers_do_not_wrap_around(accountant, kind):
+    taken = accountant().step(.1, 1., 200).step(.1, 1., kind(100)).step(.1, 1., kind(100))
+    assert taken.history == [(.1, 1., 400)]
+
+
+@BOTH
 def test_ledger_survives_a_checkpoint(accountant):
     a = accountant().step(.04, 1.5, 5).step(.1, 3.)
     saved = json.loads(json.dumps(a.state_dict()))

@@ -218,6 +218,14 @@ def test_noise_has_the_law_it_should(mechanism, law):
     assert abs(.98*(y - 5).abs().mean() - size) > limit  # the test can fail
 
 
+def test_a_sensitivity_of_eight_bits_does_not_wrap_around():
+    "Such as the largest of some pixels, 255."
+    x, most = torch.zeros(20_000), np.uint8(255)
+    assert gaussian_mechanism(x, most, np.uint8(2), gen()).std() == gaussian_mechanism(
+        x, 255, 2, gen()).std() > 500
+    assert laplace_mechanism(x, np.float16(300), np.float16(.001), gen()).isfinite().all()
+
+
 @pytest.mark.parametrize("mechanism", [laplace_mechanism, gaussian_mechanism])
 def test_mechanisms_keep_shape_and_input(mechanism):
     x = torch.zeros(2, 3)

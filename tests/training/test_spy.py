@@ -469,6 +469,62 @@ def test_who_hears_of_the_last_step_too_late_releases_nothing(tmp_path):
     with pytest.raises(ValueError, match="another trainer on this checkpoint was faster"):
         b.step()  # with batches of its own: nothing but the bill stops it
     assert torch.equal(b.model[1].weight, before) and b.t == 5
+    with pytest.raises(ValueError, match="step 8 is not paid for"):
+        b.step()  # nor when it asks again
+    again = paying(steps=6, seed=8).load(tmp_path/"c")
+    with pytest.raises(ValueError, match="is not paid for"):
+        again.step()  # nor after a restart
+    first = paying(steps=6).load(tmp_path/"c")
+    first.step()  # which was paid for: free once more
+    assert same(a.model, first.model)
+
+
+def test_an_answer_that_came_too_late_is_not_given_later(tmp_path):
+    def looking():
+        plan = PrivacyPlan(n=12, batch_size=6, steps=2, eps=3., delta=1e-5, releases=(4.,),
+                           accountant=RDPAccountant)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(300, 3, bias=False)).double()
+        return Trainer(model, people(), plan, seed=7)
+    looking().fit().save(tmp_path/"c")
+    a, b = looking().load(tmp_path/"c"), looking().load(tmp_path/"c")
+    a.noisy("one", 1., sensitivity=1., sigma=4.)
+    for why in ("was faster", "nothing was released"):
+        with pytest.raises(ValueError, match=why):
+            b.noisy("two", 1., sensitivity=1., sigma=4., asked={"question": 1})
+
+
+@pytest.mark.parametrize("name", ["std", "norms", "batch size", "what", "sigma", "sum std"])
+def test_no_name_of_a_parameter_hides_its_sum_from_the_noise(name):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter(name, nn.Parameter(torch.zeros(3, 5).double()))
+
+        def forward(self, x):
+            return x@next(self.parameters()).T
+    g = torch.Generator().manual_seed(0)
+    data = Examples(torch.randn(40, 5, generator=g).double(), torch.arange(40) % 3)
+    plan = PrivacyPlan(n=40, batch_size=20, steps=3, eps=3., delta=1e-5, accountant=RDPAccountant)
+    run = Trainer(Named(), data, plan, seed=0)
+    *_, one = run._sum_to_charge(0)
+    data.train_x.mul_(-1)  # the same norms, another sum
+    *_, other = run._sum_to_charge(0)
+    assert one.digest != other.digest
+
+
+def test_a_look_may_be_as_sensitive_as_a_pixel():
+    run, x = paying(), torch.full((10_000,), 255, dtype=torch.uint8)
+    noisy = run.noisy("pixels", torch.zeros(10_000), sensitivity=x.max(), sigma=50)
+    assert noisy.std() > .9*50*255
+
+
+def test_what_was_asked_hides_nothing_of_a_look():
+    run = paying()
+    run.noisy("r", 5., sensitivity=1., sigma=50., asked={"weight 1.weight": torch.zeros(3)})
+    run.noisy("r", 5., sensitivity=1., sigma=50., asked={"weight 1.weight": torch.ones(3)})
+    run.noisy("r", 5., sensitivity=1., sigma=50., asked={"look": 3})
+    run.noisy("r", 5., sensitivity=1., sigma=50.)
+    assert run.budget.posts["r"] == [(1., 50., 4)]
 
 
 def test_every_checkpoint_of_a_run_hears_of_every_step(tmp_path):
