@@ -23,6 +23,7 @@ from .comparisons import plot_record
 from .config import (
     Config, eps_words, label_no_privacy, make_schedule, null_for_inf, run_name)
 from .releases import write_release
+from ..privacy import in_digits
 from ..training import (
     Peers, ProcessTrainer, Record, Trainer, composed_epsilon, end_line, epoch_line, leading,
     mean_std, measure, no_scores, read_record, validation_note)
@@ -427,7 +428,7 @@ def _describe_cut(end):
     cut = f"\nCut short ({why}) after step {step} of {steps}"
     if not end["plan"].sigma:
         return f"{cut}. --resume goes on.\n"
-    return (f"{cut}: eps = {end['eps_pld']:.4g} is spent, not {end['plan'].eps:g}. --resume goes "
+    return (f"{cut}: eps = {in_digits(end['eps_pld'], 4)} is spent, not {end['plan'].eps:g}. --resume goes "
             "on.\n")
 
 # %% ../../nbs/workshop/cli/progress.ipynb #9581315a

@@ -15,6 +15,7 @@ from .budget import check_unit as check_unit
 from .budget import composed as composed
 from .budget import counted as counted
 from .budget import falling_root as falling_root
+from .budget import in_digits as in_digits
 from .budget import multipliers as multipliers
 from .budget import plain_numbers as plain_numbers
 from .budget import plan_in_words as plan_in_words

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['check_accountant', 'check_budget', 'check_chance', 'check_unit', 'counted', 'steps_of', 'plain_numbers',
            'check_plan_numbers', 'bill_of', 'composed', 'multipliers', 'check_rest', 'falling_root', 'round_up',
-           'plan_in_words', 'Budget']
+           'in_digits', 'plan_in_words', 'Budget']
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #255798ab
 import math
+from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 
 from ..basics import check_number, refuse_unknown
@@ -170,6 +171,17 @@ def round_up(sigma):
     "Add 5e-5 of it, and round to six digits."
     return float(f"{sigma*(1 + 5e-5):.6g}")
 
+# %% ../../nbs/workshop/privacy/budget.ipynb #b0dge7up
+def in_digits(
+    value:float,  # such as an eps
+    digits:int,   # how many of them may be shown
+):                # str
+    "Write a number short, and never smaller than it is."
+    if not math.isfinite(value):
+        return f"{value:g}"
+    short = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+    return f"{float(short):.{digits}g}"
+
 # %% ../../nbs/workshop/privacy/budget.ipynb #361884d2
 def _listed(releases):
     "Name the releases: how many of each noise multiplier."
@@ -189,8 +201,8 @@ def _whom(plan):
 def plan_in_words(plan):  # str
     "Say the guarantee of a plan, with what it leaves out."
     return (
-        f"({plan.eps:g}, {plan.delta:g})-differential privacy for adding or removing "
-        f"{_whom(plan)}, over {plan.steps:,} steps. Each "
+        f"({in_digits(plan.eps, 6)}, {in_digits(plan.delta, 6)})-differential privacy for adding "
+        f"or removing {_whom(plan)}, over {plan.steps:,} steps. Each "
         f"draws a Poisson sample at rate q = {plan.batch_size:g}/{plan.n} = {plan.q:.6g} and adds "
         f"Gaussian noise with multiplier {plan.sigma:g}{_listed(plan.releases)}; composed by "
         f"{plan.accountant.__name__}. "

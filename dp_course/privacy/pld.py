@@ -1080,6 +1080,29 @@ def _capped(eps, history, delta):
         by_moments = _renyi_epsilon(history, delta, ORDERS)
     return min(eps, by_moments)
 
+# %% ../../nbs/workshop/privacy/pld.ipynb #0ne57ep1
+def _is_one_step(history):
+    return len(history) == 1 and history[0][2] == 1
+
+
+def _epsilon_of_one_step(q, sigma, delta):
+    "Exact, and rounded up."
+    if delta >= q:
+        return 0.
+    eps = gaussian_epsilon(delta/q, sigma)  # of whoever is certainly drawn
+    if eps < 30:
+        return math.log1p(q*math.expm1(eps))*(1 + 1e-14)
+    return (eps + math.log(q + (1 - q)*math.exp(-eps)))*(1 + 1e-14)
+
+
+def _delta_of_one_step(q, sigma, eps):
+    "Exact, and rounded up."
+    if eps < 30:
+        certain = math.log1p(math.expm1(eps)/q)
+    else:
+        certain = eps - math.log(q) + math.log1p(-(1 - q)*math.exp(-eps))
+    return max(q*gaussian_delta(certain*(1 - 1e-14), sigma), _TINIEST)
+
 # %% ../../nbs/workshop/privacy/pld.ipynb #ee6d06bf
 class PLDAccountant(Accountant):
     "Composes privacy-loss distributions: never below the truth, rarely 0.1 % above it."
@@ -1105,6 +1128,8 @@ class PLDAccountant(Accountant):
         history = _joined(history)
         if history[0][0] == 1:  # and no other
             return gaussian_epsilon(delta, history[0][1])
+        if _is_one_step(history):
+            return _epsilon_of_one_step(*history[0][:2], delta)
         eps = _search_epsilon(history, -1, delta, _search_epsilon(history, 1, delta, 0.))
         return _capped(eps, history, delta)
 
@@ -1124,5 +1149,7 @@ class PLDAccountant(Accountant):
         history = _joined(history)
         if history[0][0] == 1:  # and no other
             return max(gaussian_delta(eps, history[0][1]), _TINIEST)
+        if _is_one_step(history):
+            return _delta_of_one_step(*history[0][:2], eps)
         removed = _search_delta(history, 1, eps, 0.)
         return float(_search_delta(history, -1, eps, removed))

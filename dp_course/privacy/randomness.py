@@ -11,6 +11,7 @@ import hmac
 import math
 import os
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -180,7 +181,7 @@ class SecretSeed:
 def new_seed(given=None):
     "A fresh `SecretSeed`: from the operating system, unless the user gives one."
     # ValueError: neither an integer nor text nor None
-    if isinstance(given, bool) or not isinstance(given, (int, str, type(None))):
+    if isinstance(given, bool) or not isinstance(given, (Integral, str, type(None))):
         raise ValueError(f"seed={given!r:.80} is no seed: pass an integer, text, or None: a secret "
                          "one")
     return SecretSeed(os.urandom(32).hex() if given is None else str(given), given is None)

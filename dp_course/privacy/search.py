@@ -15,7 +15,7 @@ import torch
 
 from ..basics import check_kind, check_number, refuse_unknown
 from .accounting import PrivacyPlan, RDPAccountant, rdp_to_epsilon
-from .budget import falling_root, multipliers
+from .budget import falling_root, in_digits, multipliers
 from .pld import require
 from .randomness import Stream, new_seed, normal
 
@@ -218,7 +218,8 @@ class Search:
 
     def best(
         self,
-        train,       # f(candidate, plan) -> (model, score): a private run by this plan
+        train,       # f(candidate, plan) -> (model, score): a private run by this plan, whose release
+                     # is the score's: the score comes without noise, and gets it here
         candidates,  # list, made without a look at the data
         seed=None,   # for teaching; None: secret, from the operating system
     ):               # model of the run with the highest score; nothing else may leave
@@ -230,13 +231,13 @@ class Search:
             raise ValueError(f"{candidates=}: pass a list of settings to choose from")
         secret = new_seed(seed)
         coins, noise = secret.generator("sample", 0), Stream(secret.key, "score")
-        best, highest = None, -math.inf
+        best, highest = None, None
         for _ in range(self.tries.draw(coins)):
             chosen = torch.randint(len(candidates), (), generator=coins).item()
             model, score = _model_and_score(train(candidates[chosen], self.plan))
             if self.score_sigma is not None:
                 score += self.score_sigma*normal((), noise).item()
-            if best is None or score > highest:
+            if highest is None or score > highest:
                 best, highest = model, score
         return best
 
@@ -246,12 +247,13 @@ class Search:
                  else f"judged by a count of private examples with noise {self.score_sigma:g}, "
                       "which every run pays for")
         return (
-            f"({self.eps:g}, {self.delta:g})-differential privacy for adding or removing one of "
+            f"({in_digits(self.eps, 6)}, {in_digits(self.delta, 6)})-differential privacy for "
+            "adding or removing one of "
             f"{self.n:,} training examples, for the model that leaves a search. The search makes "
             f"a random number of runs, {self.runs:g} on average (eta = {self.eta:g}), each with a "
             f"candidate drawn at random, each {self.steps:,} Poisson samples at rate q = "
             f"{self.plan.q:.6g} with noise multiplier {self.plan.sigma:g}, {score}; composed by "
-            "RDP and Theorem 2 of Papernot & Steinke 2022. This holds as long as the number of "
-            "runs, the other models and all scores stay secret. Not covered: a second search, "
+            "RDP and Theorem 2 of Papernot & Steinke 2022. This holds as long as the seeds, the "
+            "number of runs, the other models and all scores stay secret. Not covered: a second search, "
             "candidates chosen by looking at the data, and what a single run's statement leaves "
             "out.")

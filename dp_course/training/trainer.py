@@ -23,7 +23,8 @@ from ..basics import check_count, check_kind, check_number, keep_memory, refuse_
 from ..data import as_examples, call_model, leaves, tree_map
 from ..gradients import (
     FlatClip, bf16_engine, fast_grad_sum, noisy_mean, settled_precision, trainable, unit_engine)
-from ..privacy import SecretSeed, keyed_digest, new_seed, normal, poisson_indices
+from ..privacy import (
+    SecretSeed, in_digits, keyed_digest, new_seed, normal, poisson_indices)
 from .checkpoints import load_checked, save_atomic
 from .guard_clip import _refuse_uncovered, refuse_fading, refuse_unbounded
 from .guard_model import Seal, check_model, check_optimizer, dropouts
@@ -384,7 +385,8 @@ class Trainer:
                       "on elsewhere spends again, unseen.")
         exact = " Exact accuracies on its validation split are nonprivate."
         if self.plan.sigma:
-            spent = (f"Spent: eps = {self.epsilon():.4g} at delta = {self.plan.delta:g}, by "
+            spent = (f"Spent: eps = {in_digits(self.epsilon(), 4)} at delta = "
+                     f"{in_digits(self.plan.delta, 6)}, by "
                      f"{self.computed} of {self.plan.steps} steps{''.join(others)}.")
             noise = "Noise is added in float64, the"
         else:

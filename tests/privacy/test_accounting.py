@@ -168,7 +168,7 @@ class OneStep:
         "P - e^eps Q to the right of where the loss is eps."
         z = self.output(eps)
         out, hit = special.ndtr(-z), special.ndtr(1/self.sigma - z)
-        return (1 - self.q)*out + self.q*hit - math.exp(eps)*out
+        return self.q*hit - (math.expm1(eps) + self.q)*out
 
     def added(self, eps):
         "Q - e^eps P to the left of where the loss is -eps."
@@ -247,6 +247,20 @@ def test_the_contour_knows_the_gaussian(sigma, steps, delta):
 @by_values("delta", [1e-3, 1e-6])
 def test_pld_is_exact_for_one_step(q, sigma, delta):
     tight(spent(q, sigma, 1, delta), OneStep(q, sigma).epsilon(delta))
+
+
+@by_values("q", [1e-10, 1e-8, 1e-4, .5, 1 - 1e-9])
+@by_values("sigma", [.3, .3636, 1., 40.])
+@by_values("share", [1e-9, 7e-4, 5e-3])
+def test_one_step_has_a_closed_form(q, sigma, share):
+    "The delta at the eps of q*share is just below it: with 60 digits, in the dearer direction."
+    eps = spent(q, sigma, 1, q*share)
+    with mpmath.workdps(60):
+        q_, s, e = mpmath.mpf(q), mpmath.mpf(sigma), mpmath.exp(mpmath.mpf(eps))
+        y = s*mpmath.log((e - 1 + q_)/q_) + 1/(2*s)
+        delta = q_*mpmath.ncdf(1/s - y) - (e - 1 + q_)*mpmath.ncdf(-y)
+        assert (1 - 1e-9)*q*share <= delta <= q*share
+        assert delta <= PLDAccountant().step(q, sigma).delta(eps) <= delta*(1 + 1e-9)
 
 
 @by_values("q, sigma, delta", [(.04, 1., 1e-5), (.5, 1., 1e-3), (.9, 3., 1e-6), (.25, .6, .01)])
