@@ -230,7 +230,8 @@ def rdp_sampled_gaussian(
         return np.zeros_like(orders)
     if q == 1 or sigma < .02:  # sampling only helps, and hardly so below .02
         return orders/(2*sigma**2) if sigma > 1e-100 else np.full_like(orders, np.inf)
-    whole = orders == np.round(orders)
+    orders = np.where(orders > 1000, np.ceil(orders), orders)  # a divergence grows with its order
+    whole = orders == np.round(orders)  # between whole numbers: an integral, of many points if high
     small = whole & (orders <= 64)
     excess = np.empty_like(orders)
     for group, method in ((small, _excess_by_sum),
@@ -485,6 +486,8 @@ class _Beyond:
         ends,  # (parts,) the output at the cut, for every kind of step
     ):
         "Bound the part of delta on J."
+        if eps > 700:  # e^eps is no float
+            return math.inf
         log_p, log_q, seen = 0., 0., 0.
         for (q, sigma, n), end in zip(self.history, ends):
             others, own = special.ndtr(-end/sigma), special.ndtr((1 - end)/sigma)
