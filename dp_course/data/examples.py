@@ -364,6 +364,7 @@ class Examples:
         normalize=None,   # raw x -> input; default: pixels (uint8) to mean 0 and std 1
         probe=None,       # (b, generator) -> made-up raw (x, y); default: noise and ids seen
         groups=None,      # (n,) whose each training row is, any ids: who owns many is one unit
+        held_out=False,   # are the test rows private ones, too? `split` says so
     ):
         # ValueError: no rows, no labels, lengths that disagree, a DataLoader; in the caller's words
         _check_part(x, y, ("x", "y"))
@@ -375,7 +376,7 @@ class Examples:
         vars(self).update(train_x=x, train_y=y, test_x=test_x, test_y=test_y, name=name,
                           classes=_names(classes), mean=_constants("mean", mean),
                           std=_constants("std", std, positive=True),
-                          _normalize=normalize, probe=probe,
+                          _normalize=normalize, probe=probe, held_out=bool(held_out),
                           groups=None if groups is None else _numbered(groups, _length(x)))
 
     def __setattr__(self, name, value):
@@ -505,7 +506,7 @@ class Examples:
                             train_y=_choose(self.train_y, rest),
                             test_x=_choose(self.train_x, val), test_y=_choose(self.train_y, val),
                             groups=None if self.groups is None else self.groups[rest],
-                            name=f"{self.name} (validation split)")
+                            held_out=True, name=f"{self.name} (validation split)")
 
 # %% ../../nbs/workshop/data/examples.ipynb #2d3770ae
 def as_examples(
@@ -517,7 +518,7 @@ def as_examples(
         return data
     if hasattr(data, "train_x"):
         keys = ("test_x", "test_y", "name", "classes", "mean", "std", "normalize", "probe",
-                "groups")
+                "groups", "held_out")
         more = {key: getattr(data, key) for key in keys if hasattr(data, key)}
         return Examples(data.train_x, getattr(data, "train_y", None), **more)
     if isinstance(data, (tuple, list)) and len(data) == 2:

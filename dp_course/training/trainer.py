@@ -569,7 +569,7 @@ class Trainer:
     @property
     def held_out(self):
         "Is the test part a held-out part of the private data?"
-        return self.data.name.endswith("(validation split)")
+        return self.data.held_out
 
     @property
     def _share(self):

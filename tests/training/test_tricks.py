@@ -612,7 +612,7 @@ def test_exact_metrics_on_private_rows_are_refused(digits):
     with pytest.raises(ValueError, match="nobody knows what it looks at"):
         Plateau(exact, every=1)
     Plateau(Trainer.evaluate, every=1)
-    held_out = digits.split(300)
+    held_out = digits.split(300).replace(name="whatever it is called")
     plan = PrivacyPlan(n=1137, batch_size=64, steps=2, eps=3., delta=1e-5)
     run = Trainer(digit_net(), held_out, plan, callbacks=[Plateau(Trainer.evaluate, every=1)])
     with pytest.raises(ValueError, match="held out of the private training set"):
