@@ -5,32 +5,21 @@ from functools import partial
 import torch
 from torch import nn
 
-from dp_course import MUTANTS, PrivacyPlan
-from dp_course.audit import Shift, SmallTrainer
-
-SIGMA = 1.6138
-
-
-def _net():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(8, 12, bias=False), nn.Tanh(), nn.Linear(12, 3), Shift())
-
-
-def _plan(n):
-    return PrivacyPlan(n=n, batch_size=n/25, steps=625, eps=3, delta=1e-5, sigma=SIGMA)
+from dp_course import MUTANTS
+from dp_course.audit import SmallTrainer, lab_net, lab_plan
 
 
 class Suspect:
     "A trainer under suspicion: what it claims, and what you may ask it."
-    n, q = 1000, 1/25        # examples and rate of its sampler
-    sigma, bound = SIGMA, 1/24  # its noise multiplier; how far one example may move a step
+    n, q = 1000, 1/25            # examples and rate of its sampler
+    sigma = lab_plan(600).sigma  # its noise multiplier
+    bound = 1/24                 # how far one example may move a step
 
     def __init__(self, change=lambda trainer: trainer):  # what breaks it: MUTANTS["ash"].of
         loss = partial(nn.functional.cross_entropy, reduction="none")
-        right = SmallTrainer(plan=_plan(600), model=_net, loss_fn=loss)
+        right = SmallTrainer(plan=lab_plan(600), model=lab_net, loss_fn=loss)
         self._trainer = change(right)
-        self._sampler = change(replace(right, plan=_plan(self.n)))
+        self._sampler = change(replace(right, plan=lab_plan(self.n)))
 
     def step(
         self,

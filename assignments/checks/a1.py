@@ -9,11 +9,6 @@ from dp_course.exercises import Trial, above, below
 AGAIN = "draw from the generator as it is: started anew from its seed it repeats its noise"
 
 
-def uniform(trial, low, high):
-    "A number between two bounds, from the trial's own generator."
-    return low + (high - low)*torch.rand((), generator=trial.generator).item()
-
-
 def check_leak(your_function, seed=None):
     "eps of randomized response."
     def truth(p):
@@ -35,7 +30,7 @@ def check_leak(your_function, seed=None):
         trial.same(truth, .5)
     with trial.holds("three probabilities"):
         for _ in range(3):
-            trial.same(truth, uniform(trial, .55, .95))
+            trial.same(truth, trial.uniform(.55, .95))
     with trial.holds("nearly always the truth"):
         trial.same(truth, 1 - 2.**-30)
     with trial.holds("always the truth: nothing is hidden"):
@@ -75,10 +70,10 @@ def check_debias(your_function, seed=None):
             "take the lies off first: subtract 1 - p, then divide by 2p - 1":
                 lambda said, eps: said*(1 + math.exp(-eps))})
     with trial.holds("half yes stays half"):
-        trial.same(truth, .5, uniform(trial, .5, 3.))
+        trial.same(truth, .5, trial.uniform(.5, 3.))
     with trial.holds("shares and eps between"):
         for _ in range(4):
-            trial.same(truth, uniform(trial, .45, .55), uniform(trial, .5, 2.))
+            trial.same(truth, trial.uniform(.45, .55), trial.uniform(.5, 2.))
     with trial.holds("estimates beyond 0 and 1 are left as they are"):
         trial.same(truth, .02, .5)
         trial.same(truth, .99, .3)
@@ -250,11 +245,11 @@ def check_largest_eps(your_function, seed=None):
             "the odds grow from those of the prior to those of the limit":
                 lambda prior, limit: -truth(prior, limit)})
     with trial.holds("from one half"):
-        trial.same(truth, .5, uniform(trial, .6, .9))
+        trial.same(truth, .5, trial.uniform(.6, .9))
     with trial.holds("from other priors"):
         for _ in range(4):
-            prior = uniform(trial, .05, .6)
-            trial.same(truth, prior, prior + (1 - prior)*uniform(trial, .1, .9))
+            prior = trial.uniform(.05, .6)
+            trial.same(truth, prior, prior + (1 - prior)*trial.uniform(.1, .9))
     with trial.holds("somebody rare: one in a million"):
         trial.same(truth, 1e-6, .01)
     with trial.holds("a limit at the prior: nothing may be learnt"):

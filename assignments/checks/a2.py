@@ -2,7 +2,6 @@
 import math
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from checks.a1 import uniform
 from dp_course.exercises import Refused, Trial, below
 from dp_course.privacy import RDPAccountant, epsilon
 
@@ -65,9 +64,9 @@ def check_rdp_gaussian(your_function, seed=None):
             "the 2 is not squared along": lambda alpha, sigma: alpha/(2*sigma)**2})
     with trial.holds("a few orders"):
         for alpha in (2, 5, 64):
-            trial.same(gaussian, alpha, uniform(trial, .5, 3.))
+            trial.same(gaussian, alpha, trial.uniform(.5, 3.))
     with trial.holds("orders that are not whole"):
-        trial.same(gaussian, 1.25, uniform(trial, .5, 3.))
+        trial.same(gaussian, 1.25, trial.uniform(.5, 3.))
     with trial.holds("very much noise"):
         trial.same(gaussian, 2, 1e4)
     with trial.holds("no noise"):
@@ -115,9 +114,9 @@ def check_rdp_sampled(your_function, seed=None):
                 lambda alpha, q, sigma: q*q*gaussian(alpha, sigma)})
     with trial.holds("low orders"):
         for alpha in (2, 3, 8):
-            trial.same(sampled, alpha, uniform(trial, .05, .5), uniform(trial, .7, 2.))
+            trial.same(sampled, alpha, trial.uniform(.05, .5), trial.uniform(.7, 2.))
     with trial.holds("rates as in training"):
-        trial.same(sampled, 16, uniform(trial, .01, .1), uniform(trial, .8, 1.5), rtol=1e-4)
+        trial.same(sampled, 16, trial.uniform(.01, .1), trial.uniform(.8, 1.5), rtol=1e-4)
     with trial.holds("order 256, where powers overflow"):
         try:
             trial.same(sampled, 256, .05, .6)
@@ -173,10 +172,10 @@ def check_to_epsilon(your_function, seed=None):
     def table(sigma, steps, orders=ORDERS):
         return {a: steps*gaussian(a, sigma) for a in orders}
     with trial.holds("a single order"):
-        trial.same(converted, {5: uniform(trial, .1, 2.)}, 1e-5)
+        trial.same(converted, {5: trial.uniform(.1, 2.)}, 1e-5)
     with trial.holds("the best of many"):
         for delta in (1e-3, 1e-5, 1e-9):
-            trial.same(converted, table(uniform(trial, 2., 9.), 3), delta)
+            trial.same(converted, table(trial.uniform(2., 9.), 3), delta)
     with trial.holds("orders that are not whole"):
         trial.same(converted, table(1., 1, (1.5, 1.75, 2.5, 4.)), 1e-2)
     with trial.holds("next to nothing was released: 0, not less"):
@@ -224,14 +223,14 @@ def check_run_epsilon(your_function, seed=None):
                                                              for q, s, n in phases], delta)})
     with trial.holds("two phases"):
         for _ in range(2):
-            phases = [(uniform(trial, .01, .05), uniform(trial, .8, 1.1), 300),
-                      (uniform(trial, .02, .1), uniform(trial, 1.5, 2.), 200)]
+            phases = [(trial.uniform(.01, .05), trial.uniform(.8, 1.1), 300),
+                      (trial.uniform(.02, .1), trial.uniform(1.5, 2.), 200)]
             trial.same(cost, phases, 1e-5, rtol=1e-4)
     with trial.holds("a phase that comes again, and one that differs from it in its rate alone"):
         for others in ((.02, .9, 300), (.02, .9, 100)), ((.03, .9, 300), (.02, 1.1, 300)):
             trial.same(cost, [(.02, .9, 300), *others], 1e-5, rtol=1e-4)
     with trial.holds("one phase"):
-        trial.same(cost, [(.02, uniform(trial, .7, 2.), 1000)], 1e-5, rtol=1e-4)
+        trial.same(cost, [(.02, trial.uniform(.7, 2.), 1000)], 1e-5, rtol=1e-4)
     with trial.holds("a release without sampling beside them"):
         trial.same(cost, [(.02, 1., 500), (1., 10., 1)], 1e-6, rtol=1e-4)
     with trial.holds("nothing at all, and phases of no steps"):
@@ -259,13 +258,13 @@ def check_calibrate(your_function, seed=None):
                    "more noise than needed: bisect until the interval is below a thousandth")
     with trial.holds("eps = c/sigma"):
         for _ in range(3):
-            c = uniform(trial, .5, 20.)
-            judged(lambda sigma, c=c: c/sigma, uniform(trial, .2, 9.))
+            c = trial.uniform(.5, 20.)
+            judged(lambda sigma, c=c: c/sigma, trial.uniform(.2, 9.))
     with trial.holds("a real plan: 500 steps at q = 0.02"):
         judged(lambda sigma: epsilon(  # the course's: a function of these checks would travel
             q=.02, sigma=sigma, steps=500, delta=1e-5, accountant=RDPAccountant), 3.)
     with trial.holds("a cost in stairs"):
-        judged(lambda sigma: math.ceil(100/sigma)/10, uniform(trial, 1., 3.))
+        judged(lambda sigma: math.ceil(100/sigma)/10, trial.uniform(1., 3.))
     with trial.holds("much noise: sigma beyond 1000"):
         try:
             judged(lambda sigma: 1e3/sigma, .3)

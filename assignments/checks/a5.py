@@ -5,7 +5,6 @@ from collections import Counter
 import leaderboard
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from checks.a1 import uniform
 from dp_course.exercises import Card, Trial, below
 from dp_course.privacy import PLDAccountant
 
@@ -60,7 +59,7 @@ def check_ledger_epsilon(your_function, seed=None):
         return [("training steps", q, sigma, stream, t, f"{stream}{t}")
                 for t in range(first, first + count)]
     with trial.holds("a run"):
-        trial.same(truth, run(q=uniform(trial, .05, .3)), 1e-5)
+        trial.same(truth, run(q=trial.uniform(.05, .3)), 1e-5)
     with trial.holds("a run that was killed and repeats ten steps exactly"):
         trial.same(truth, run() + run(10, first=10), 1e-5)
     with trial.holds("a run that drew five steps again, from another stream"):
@@ -104,11 +103,11 @@ def check_honest_total(your_function, seed=None):
             "tuning looked at the data, too":
                 lambda q, s, n, d, k: cost([(q, s)]*n, d)})
     with trial.holds("four runs before"):
-        trial.same(truth, uniform(trial, .1, .2), 2., 72, 1e-5, 4)
+        trial.same(truth, trial.uniform(.1, .2), 2., 72, 1e-5, 4)
     with trial.holds("one run before"):
-        trial.same(truth, .167, uniform(trial, 1.5, 2.5), 50, 1e-5, 1)
+        trial.same(truth, .167, trial.uniform(1.5, 2.5), 50, 1e-5, 1)
     with trial.holds("none before"):
-        trial.same(truth, .1, uniform(trial, 1.5, 2.5), 100, 1e-6, 0)
+        trial.same(truth, .1, trial.uniform(1.5, 2.5), 100, 1e-6, 0)
     return trial.card()
 
 
