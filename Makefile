@@ -4,7 +4,7 @@ PRESET ?= digits-eps3
 ARGS   ?=
 SOURCE ?=
 TEACH  ?=
-NB     ?= $(sort $(wildcard nbs/*.ipynb nbs/exercises/*.ipynb nbs/workshop/*.ipynb nbs/workshop/*/*.ipynb))
+NB     ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb nbs/workshop/*/*.ipynb))
 BIN    := .venv/bin
 # Two test workers: one thread each, or they fight over the cores.
 ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -100,7 +100,7 @@ notebooks: .venv/.ready ## run notebooks with a real kernel and save their outpu
 export: .venv/.ready ## write dp_course/ from the notebooks
 	@$(BIN)/python tools/export.py
 
-readme: .venv/.ready ## write README.md from nbs/index.ipynb
+readme: .venv/.ready ## write README.md, docs and their pictures from nbs/index.ipynb and nbs/pages
 	@$(BIN)/python tools/notebooks.py readme
 
 # Sphinx and a theme, in the extra `docs`.

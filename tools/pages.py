@@ -40,10 +40,6 @@ def installed():
     return all(map(importlib.util.find_spec, ("sphinx", "myst_nb", "furo")))
 
 
-def has_tag(cell, tag):
-    return tag in cell.metadata.get("tags", [])
-
-
 # --- notebooks
 
 
@@ -97,7 +93,7 @@ def prepared(notebook):
                                  student.without_machinery(cell.source, names)).strip("\n")
             if not cell.source:
                 continue
-        if has_tag(cell, "solution"):
+        if notebooks.has_tag(cell, "solution"):
             folded(cell, "hide-cell")
         elif student.is_diagram(cell):
             folded(cell, "hide-input", "how it is drawn")
@@ -216,7 +212,7 @@ def linked(text):
 
 
 def described(text):
-    "A docstring as `dp_course.docs` completes it, in Markdown with fields."
+    "A docstring as `_help.json` completes it, in Markdown with fields."
     parts, fields = [], []
     for part in inspect.cleandoc(text or "").split("\n\n"):
         head, _, body = part.partition("\n")
