@@ -110,6 +110,14 @@ def real():
     return get
 
 
+@pytest.fixture
+def nothing_remembered(monkeypatch, tmp_path):
+    "For modules about exercises: a folder without anybody's progress, and no tries from before."
+    from dp_course.exercises import cards
+    monkeypatch.chdir(tmp_path)
+    cards._FORGOTTEN.clear()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def a_shelf_of_its_own(tmp_path_factory):
     "Ledgers of the tests' runs lie in no home; processes that tests start inherit the place."

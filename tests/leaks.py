@@ -1753,7 +1753,7 @@ CHANGES = {  # what somebody does to a trainer of `Inside(F)` between two steps
 
 def answer_after(change):  # None, or why the second step was refused
     "What a trainer says to a change after its first step, and what it charges for it."
-    run = trained(Inside(torch.tanh), loss_fn=partial(F.cross_entropy, reduction="none"), seed=1)
+    run = trained(Inside(torch.tanh), seed=1)
     run.step()
     try:
         change(run)

@@ -3,6 +3,7 @@ import ast
 import json
 import math
 import resource
+import socket
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,6 +41,10 @@ def code_of(path):
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
 
 
 def quiet(config, **asked):
@@ -159,6 +164,12 @@ class Bomb:
 
     def __reduce__(self):
         return setattr, (Bomb, "went_off", True)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def look_into(path, rows, width):

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from toys import quiet
+from toys import loss, quiet
 
 from dp_course.cli import PRESETS, Job, make_config, setup, train
 from dp_course.data import Examples, Views
@@ -25,10 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 GPU = pytest.mark.gpu
 TOY_DRAWN = Pretraining(views=64, batch_size=8, images=16, size=8, precision="bf16")
 TOY_PUBLIC = replace(TRAININGS["min-rand-10"], epochs=2., batch_size=16, precision="bf16")
-
-
-def loss(output, y):
-    return F.cross_entropy(output, y, reduction="none")
 
 
 def images(n=4, device="cpu"):

@@ -46,19 +46,13 @@ import wrong_handins  # noqa: E402
 from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
 
 CHECKS = dict(a1=a1, a2=a2, a3=a3, a4=a4, a5=a5)
-pytestmark = pytest.mark.usefixtures("proved_once")
+pytestmark = pytest.mark.usefixtures("proved_once", "nothing_remembered")
 SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
 needs_nbgrader = pytest.mark.skipif(
     not importlib.util.find_spec("nbgrader") or "DP_COURSE_SLOW" not in os.environ,
     reason="minutes, and nbgrader: make test-teach installs and runs it")
 needs_box = pytest.mark.skipif(
     bool(grade_box.missing()), reason="bubblewrap, libseccomp or pyseccomp is missing here")
-
-
-@pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    exercises._FORGOTTEN.clear()
 
 
 # --- the questions

@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT/"tools"), str(ROOT/"tests")]
 import answers  # noqa: E402
 import student  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("nothing_remembered")
 TABLES = {path.stem: runpy.run_path(str(path))
           for path in sorted((ROOT/"tests/wrong_answers").glob("*.py"))}  # a file for each lesson
 CONVERTED = list(TABLES)  # and for each room of the workshop that asks something
@@ -84,12 +85,6 @@ LONG = LONGEST | {
 def spaces():
     "The names that every lesson offers to its exercises."
     return {stem: imports(stem) for stem in CONVERTED}
-
-
-@pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    exercises._FORGOTTEN.clear()
 
 
 def answer(code, check, spaces):

@@ -1,7 +1,6 @@
 "Scattering against kymatio, the linear engine against the loop, network, cache, statistics, runs."
 import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from make_kymatio_reference import CASES, image
 from torch import nn
+from toys import loss
 
 from dp_course.cli import Job, make_config, make_trainer, train
 from dp_course.data import Examples, Views, dead_leaves, load
@@ -35,7 +35,6 @@ pytestmark = pytest.mark.usefixtures("unproved")
 
 STORED = np.load(Path(__file__).with_name("kymatio_reference.npz"))
 by = pytest.mark.parametrize
-ce = partial(F.cross_entropy, reduction="none")
 
 
 def randn(*shape, seed=0):
@@ -155,8 +154,8 @@ def linear(bias=True, shape=(2, 4, 3), classes=5):
 
 
 def same_as_the_loop(model, x, y, clip):
-    total, norms = fast_grad_sum(model, ce, x, y, clip)
-    want_total, want_norms = loop_grad_sum(model, ce, x, y, clip)
+    total, norms = fast_grad_sum(model, loss, x, y, clip)
+    want_total, want_norms = loop_grad_sum(model, loss, x, y, clip)
     assert gap(total, want_total) < 1e-12
     assert norms.shape == want_norms.shape
     assert torch.allclose(norms, want_norms, rtol=0, atol=1e-12)
@@ -184,7 +183,7 @@ def test_network_has_the_gradients_of_the_loop(shape, views):
     shake(model, .1)
     x = x[:, 0] if views == 1 else Views(x)
     for clip in (FlatClip(.3), FlatClip(1e6)):
-        got, want = (engine(model, ce, x, torch.arange(4), clip)
+        got, want = (engine(model, loss, x, torch.arange(4), clip)
                      for engine in (fast_grad_sum, loop_grad_sum))
         assert gap(got[0], want[0]) < 1e-11
         assert (got[1] - want[1]).abs().max() < 1e-9
@@ -207,7 +206,7 @@ def test_weight_decides_who_fills_the_bound():
     def parts(weight):
         torch.manual_seed(0)
         model = scatter_cnn(x.shape[1:], 4, weight=weight)
-        _, norms = fast_grad_sum(model, ce, x, y, FlatClip(1.))
+        _, norms = fast_grad_sum(model, loss, x, y, FlatClip(1.))
         return norms[0], norms[2:]
 
     whole, rest = parts(1.)

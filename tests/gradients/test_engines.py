@@ -15,6 +15,7 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention
 from torch import nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
+from toys import doubles, loss
 
 from dp_course import gradients
 from dp_course.data import Views, call_model, count, flatten_views, losses_of, take, tree_map
@@ -43,7 +44,6 @@ ENGINES = {name: getattr(gradients, name) for name in NAMES}
 SWAPPING = {name: f for name, f in ENGINES.items() if f is not vmap_grad_sum}
 every = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 swapping = pytest.mark.parametrize("engine", SWAPPING.values(), ids=SWAPPING.keys())
-LOSS = partial(F.cross_entropy, reduction="none")
 
 
 class PerLayer:
@@ -74,10 +74,6 @@ class Residual(nn.Module):
         return self.layers(x) + x
 
 
-def doubles(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
 def batch(shape, b=4, k=None, classes=3):
     x = doubles(b, *([k] if k else []), *shape)
     return Views(x) if k else x, torch.randint(classes, (b,))
@@ -98,7 +94,7 @@ def one_at_a_time(model, loss, x, y, clip):
     return total, torch.stack(norms, 1) if norms else torch.zeros(len(params), 0)
 
 
-def same(engine, model, x, y, clip=None, tol=1e-10, loss=LOSS):
+def same(engine, model, x, y, clip=None, tol=1e-10, loss=loss):
     "An engine agrees with the oracle; the input survives."
     clip = clip or FlatClip(.5)
     want, norms = one_at_a_time(model, loss, tree_map(torch.clone, x), y, clip)
@@ -111,7 +107,7 @@ def same(engine, model, x, y, clip=None, tol=1e-10, loss=LOSS):
         assert (got_norms - norms).abs().max() <= tol
 
 
-def refuses(engine, model, x, y, match, loss=LOSS):
+def refuses(engine, model, x, y, match, loss=loss):
     with pytest.raises(ValueError, match=match):
         engine(model, loss, x, y, FlatClip(1.))
 
@@ -473,7 +469,7 @@ class Table(nn.Module):
 
 
 def table_loss(output, y):
-    return LOSS(output["scores"], y) + output["size"][0]*output["scores"].square().sum(1)
+    return loss(output["scores"], y) + output["size"][0]*output["scores"].square().sum(1)
 
 
 @every
@@ -493,7 +489,7 @@ def test_labels_are_trees_too(engine):
     labels = {"class": torch.randint(3, (4,)), "weight": torch.rand(4, dtype=torch.float64)}
 
     def weighted(output, y):
-        return y["weight"]*LOSS(output, y["class"])
+        return y["weight"]*loss(output, y["class"])
 
     for x in (doubles(4, 2), Views(doubles(4, 3, 2))):
         same(engine, nn.Linear(2, 3).double(), x, labels, loss=weighted)
@@ -611,8 +607,8 @@ class InPlace(nn.Module):
 def test_models_that_overwrite_their_input(engine):
     model = nn.Sequential(InPlace(), nn.Linear(4, 30)).double()
     x, y = batch((4,), 3)
-    want, norms = one_at_a_time(model, LOSS, x.clone(), y, FlatClip(.1))
-    got, got_norms = engine(model, LOSS, x.clone(), y, FlatClip(.1))
+    want, norms = one_at_a_time(model, loss, x.clone(), y, FlatClip(.1))
+    got, got_norms = engine(model, loss, x.clone(), y, FlatClip(.1))
     assert torch.allclose(got_norms, norms, 1e-10)
     assert all(torch.allclose(got[n], want[n], 1e-10, 1e-12) for n in want)
 
@@ -667,16 +663,16 @@ def test_bad_examples_contribute_exactly_nothing(engine, poison):
         nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), WSConv2d(4, 16, 3, padding=1),
         nn.PReLU(), WSConv2d(16, 24, 2), nn.Flatten(), nn.LayerNorm(24*25), nn.Linear(24*25, 3))
     model, (x, y), kept = model.double(), batch((3, 8, 8)), [0, 1, 3]
-    good, _ = engine(model, LOSS, x[kept], y[kept], FlatClip(.5))
+    good, _ = engine(model, loss, x[kept], y[kept], FlatClip(.5))
     x[2, 1, 3, 3] = poison
     for clip in (FlatClip(.5), PerLayer(.1)):
-        sums, norms = engine(model, LOSS, x, y, clip)
+        sums, norms = engine(model, loss, x, y, clip)
         assert all(g.isfinite().all() for g in sums.values()) and norms[:, kept].isfinite().all()
-    sums, norms = engine(model, LOSS, x, y, FlatClip(.5))
+    sums, norms = engine(model, loss, x, y, FlatClip(.5))
     if norms[:, 2].isfinite().all():
         return  # 1e300 was normalized away: an example like any other
     assert all((sums[n] - good[n]).abs().max() < 1e-12 for n in good)
-    all_bad, _ = engine(model, LOSS, torch.full_like(x, math.nan), y, FlatClip(.5))
+    all_bad, _ = engine(model, loss, torch.full_like(x, math.nan), y, FlatClip(.5))
     assert all((g == 0).all() for g in all_bad.values())
 
 
@@ -687,7 +683,7 @@ def test_ghost_counts_good_examples_once_beside_bad_ones():
     x[0] = x[2] = math.nan
     for seed in range(10):
         torch.manual_seed(seed)
-        sums, norms = ghost_grad_sum(model, LOSS, x, torch.randint(300, (3,)), FlatClip(.1))
+        sums, norms = ghost_grad_sum(model, loss, x, torch.randint(300, (3,)), FlatClip(.1))
         assert torch.cat([v.flatten() for v in sums.values()]).norm() <= .1*(1 + 1e-9)
         assert norms[:, [0, 2]].isnan().any(0).all()
 
@@ -705,8 +701,8 @@ def test_fixed_shapes_count_real_examples_only(engine, wrap):
         seen.append(norms.shape)
         return FlatClip(.1)(norms)
 
-    want, norms = engine(called, LOSS, wrap(x), y, clip)
-    got, got_norms = fixed_shape(engine, 7)(called, LOSS, wrap(x), y, clip)
+    want, norms = engine(called, loss, wrap(x), y, clip)
+    got, got_norms = fixed_shape(engine, 7)(called, loss, wrap(x), y, clip)
     assert torch.allclose(got_norms, norms) and got_norms.shape == norms.shape
     assert all(torch.allclose(got[n], want[n], 1e-9, 1e-12) for n in want)
     assert set(seen) == {(5, 4)}
@@ -737,7 +733,7 @@ def test_model_is_left_as_it_was(engine):
     model[0].scale.grad = torch.ones_like(model[0].scale)
     before, (x, y) = state(model), batch((4,))
     fast = torch.backends.mha.get_fastpath_enabled()
-    engine(model, LOSS, x, y, FlatClip(1.))
+    engine(model, loss, x, y, FlatClip(1.))
     unchanged(model, before)
     assert torch.is_grad_enabled() and torch.backends.mha.get_fastpath_enabled() == fast
     same(engine, pickle.loads(pickle.dumps(copy.deepcopy(model))), x, y)
@@ -762,12 +758,12 @@ def test_exceptions_leave_the_model_clean(engine):
         raise KeyError("clip")
 
     with pytest.raises(KeyError):
-        engine(model, LOSS, x, y, bad_clip)
+        engine(model, loss, x, y, bad_clip)
     unchanged(model, before)
     model.append(Fails().double())
     before = state(model)
     with pytest.raises(RuntimeError, match="on purpose"):
-        engine(model, LOSS, x, y, FlatClip(1.))
+        engine(model, loss, x, y, FlatClip(1.))
     unchanged(model, before)
     model.pop(2)
     same(engine, model, x, y)
@@ -778,12 +774,12 @@ def test_compiled_models(engine):
     "No compiler runs here: the engines go around compiled code."
     plain = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3)).double()
     x, y = batch((1, 8, 8))
-    want, norms = one_at_a_time(plain, LOSS, x, y, FlatClip(.5))
+    want, norms = one_at_a_time(plain, loss, x, y, FlatClip(.5))
     inside = copy.deepcopy(plain)
     inside.compile()
     partly = nn.Sequential(*plain[:1], torch.compile(plain[1:]))
     for model in (torch.compile(plain), partly, inside):
-        got, got_norms = engine(model, LOSS, x, y, FlatClip(.5))
+        got, got_norms = engine(model, loss, x, y, FlatClip(.5))
         assert (got_norms - norms).abs().max() < 1e-10
         assert all((a - b).abs().max() < 1e-12 for a, b in zip(got.values(), want.values()))
 
@@ -803,12 +799,12 @@ def test_nothing_waits_for_the_garbage_collector(name):
     def tensors():
         return sum(type(o) in (torch.Tensor, nn.Parameter) for o in gc.get_objects())
 
-    ENGINES[name](model, LOSS, x, y, FlatClip(1.))
+    ENGINES[name](model, loss, x, y, FlatClip(1.))
     gc.collect()
     gc.disable()
     try:
         before = tensors()
-        ENGINES[name](model, LOSS, x, y, FlatClip(1.))
+        ENGINES[name](model, loss, x, y, FlatClip(1.))
         assert tensors() == before
     finally:
         gc.enable()
@@ -979,10 +975,10 @@ def test_parameters_in_the_loss_are_refused_by_name(engine):
     model, (x, y) = nn.Linear(4, 3).double(), batch((4,))
 
     def regularized(output, y):
-        return LOSS(output, y) + .1*model.weight.square().sum()
+        return loss(output, y) + .1*model.weight.square().sum()
 
     refuses(engine, model, x, y, "parameter weight is used outside", regularized)
-    sums, _ = engine(model, LOSS, x.requires_grad_(), y, FlatClip(1.))
+    sums, _ = engine(model, loss, x.requires_grad_(), y, FlatClip(1.))
     assert sums["weight"].norm() > 0  # an input that wants a gradient is no parameter
 
 
@@ -1006,7 +1002,7 @@ def worst_share(engine, model, x, y, bound, autocast):
         alone = torch.full_like(x, math.nan)
         alone[i] = x[i]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            sums, norms = engine(model, LOSS, alone, y, FlatClip(bound))
+            sums, norms = engine(model, loss, alone, y, FlatClip(bound))
         assert norms.dtype == torch.float32 and {g.dtype for g in sums.values()} == {torch.float64}
         longest = max(longest, length(sums))
     return longest
@@ -1062,21 +1058,21 @@ def test_models_in_bfloat16(engine, name, k):
     model = copy.deepcopy(layers).bfloat16()
     x, y = batch(shape, k=k)
     x = tree_map(lambda v: v.bfloat16(), x)
-    sums, norms = engine(model, LOSS, x, y, FlatClip(.3))
+    sums, norms = engine(model, loss, x, y, FlatClip(.3))
     assert norms.dtype == torch.float32 and {g.dtype for g in sums.values()} == {torch.float64}
     exact = copy.deepcopy(model).double()
-    _, want = one_at_a_time(exact, LOSS, tree_map(torch.Tensor.double, x), y, FlatClip(.3))
+    _, want = one_at_a_time(exact, loss, tree_map(torch.Tensor.double, x), y, FlatClip(.3))
     assert (norms - want).abs().max() < .05*want.max()
     for i in range(4):
         one = [take(v, slice(i, i + 1)) for v in (x, y)]
-        assert .999e-2 < length(engine(model, LOSS, *one, FlatClip(1e-2))[0]) <= 1e-2*(1 + 1e-3)
+        assert .999e-2 < length(engine(model, loss, *one, FlatClip(1e-2))[0]) <= 1e-2*(1 + 1e-3)
 
 
 @every
 def test_bf16_engine(engine):
     model, (x, y) = HALF["image"][0], batch(HALF["image"][1])
-    half, norms = bf16_engine(engine)(model, LOSS, x.float(), y, FlatClip(1e-2))
-    _, true = engine(model, LOSS, x.float(), y, FlatClip(1e-2))
+    half, norms = bf16_engine(engine)(model, loss, x.float(), y, FlatClip(1e-2))
+    _, true = engine(model, loss, x.float(), y, FlatClip(1e-2))
     assert norms.dtype == torch.float32 and {g.dtype for g in half.values()} == {torch.float64}
     assert torch.allclose(norms, true, .05, .02) and length(half) <= 4e-2*(1 + 1e-3)
 
@@ -1213,7 +1209,7 @@ def test_a_half_precision_convolution_of_few_positions_is_measured_as_it_is_adde
     net = nn.Sequential(nn.Conv2d(128, 64, 1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                         nn.Linear(64, 3)).to(dtype)
     x, y = 10*torch.randn(7, 128, 4, 4).to(dtype), torch.arange(7) % 3
-    assert most_moved(engine, net, LOSS, x, y, 1e-3) <= 1 + ROUNDING
+    assert most_moved(engine, net, loss, x, y, 1e-3) <= 1 + ROUNDING
 
 
 @each_of_all
@@ -1281,7 +1277,7 @@ def test_an_example_moves_the_bfloat16_sum_by_no_more_than_the_bound(name):
     make, shape = BOUNDED[name]
     x, y = adversarial_images(shape)
     for bound in (1e-3, 3.):
-        assert most_moved(bf16_engine(fast_grad_sum), make(), LOSS, x, y, bound) <= SLACK
+        assert most_moved(bf16_engine(fast_grad_sum), make(), loss, x, y, bound) <= SLACK
 
 
 def test_the_default_is_the_one_of_the_lesson():
@@ -1301,7 +1297,6 @@ def test_pools_are_exact_and_leave_no_hook(k):
     x = torch.randint(3, (6, *([k] if k else []), 1, 9, 9)).double()
     y = torch.randint(3, (6,))
     rows = Views(x) if k else x
-    loss = partial(F.cross_entropy, reduction="none")
     want, norms = loop_grad_sum(net, loss, rows, y, FlatClip(.5))
     got, got_norms = fast_grad_sum(net, loss, rows, y, FlatClip(.5))
     torch.testing.assert_close(got_norms, norms, rtol=1e-12, atol=1e-12)
@@ -1353,7 +1348,7 @@ class PoolByName(nn.Module):
 @pytest.mark.parametrize("make", [Gained, PoolByName])
 def test_a_pool_is_fast_only_where_it_can_be(make):
     torch.manual_seed(0)
-    given = make().double(), LOSS, torch.randn(4, 1, 8, 8).double(), torch.arange(4) % 3
+    given = make().double(), loss, torch.randn(4, 1, 8, 8).double(), torch.arange(4) % 3
     sums, norms = fast_grad_sum(*given, FlatClip(.1))
     want, lengths = loop_grad_sum(*given, FlatClip(.1))
     torch.testing.assert_close(norms, lengths)
@@ -1374,7 +1369,7 @@ def test_an_output_padding_as_wide_as_a_stride(options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.ConvTranspose2d(1, 6, 3, **options), nn.AdaptiveAvgPool2d(2),
                           nn.Flatten(), nn.Linear(24, 3)).double()
-    given = model, LOSS, torch.randn(4, 1, 8, 8).double(), torch.arange(4) % 3
+    given = model, loss, torch.randn(4, 1, 8, 8).double(), torch.arange(4) % 3
     want, _ = loop_grad_sum(*given, FlatClip(.1))
     for engine in (fast_grad_sum, ghost_grad_sum, gradients.hook_grad_sum,
                    gradients.bookkeeping_grad_sum):

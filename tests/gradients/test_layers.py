@@ -1,9 +1,8 @@
 "What a layer knows about each example, against autograd: every shape, in pieces, rounded up."
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
+from toys import doubles, loss
 
 from dp_course.gradients import (
     RULES,
@@ -18,10 +17,6 @@ from dp_course.gradients import (
     rule_of,
 )
 from dp_course.models import WSConv2d
-
-
-def doubles(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def one_by_one(m, x, g, b):
@@ -62,7 +57,7 @@ def test_every_rule_gives_the_norms_and_the_sum_of_a_loop(kind):
     x = torch.randint(7, (6, *shape)) if kind is nn.Embedding else doubles(6, *shape)
     width = layer(x).flatten(1).shape[1]
     model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3).double())
-    given = model, partial(nn.functional.cross_entropy, reduction="none"), x, torch.arange(6) % 3
+    given = model, loss, x, torch.arange(6) % 3
     found, expected = (engine(*given, FlatClip(.5)) for engine in (fast_grad_sum, loop_grad_sum))
     assert (expected[1].norm(dim=0) > .5).any(), "some of them are clipped"
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
@@ -74,7 +69,7 @@ def test_products_with_few_and_many_positions(t, i, o):
     model = nn.Sequential(nn.Linear(i, o), nn.Tanh(), nn.Flatten(), nn.Linear(t*o, 3)).double()
     x = doubles(6, t, i)
     x[2] = torch.nan  # counts nothing
-    given = model, partial(nn.functional.cross_entropy, reduction="none"), x, torch.arange(6) % 3
+    given = model, loss, x, torch.arange(6) % 3
     found, expected = (engine(*given, FlatClip(.5)) for engine in (fast_grad_sum, loop_grad_sum))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
 
@@ -86,7 +81,7 @@ def test_wide_convolutions_of_small_maps(kernel, stride, size):
     width = conv(torch.zeros(1, 24, size, size)).numel()
     model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3)).double()
     x = doubles(5, 24, size, size)
-    given = model, partial(nn.functional.cross_entropy, reduction="none"), x, torch.arange(5) % 3
+    given = model, loss, x, torch.arange(5) % 3
     found, expected = (engine(*given, FlatClip(.1)) for engine in (fast_grad_sum, loop_grad_sum))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
@@ -246,7 +241,7 @@ class LargeAndSmall(nn.Module):
 def test_a_convolution_used_on_maps_of_two_sizes():
     "Its gradients are made in two ways, and added."
     model, x, y = LargeAndSmall(), torch.randn(3, 80, 24, 24), torch.arange(3)
-    loss, clip = partial(nn.functional.cross_entropy, reduction="none"), FlatClip(1.)
+    clip = FlatClip(1.)
     half, _ = bf16_engine(fast_grad_sum)(model, loss, x, y, clip)
     full, _ = loop_grad_sum(model, loss, x, y, clip)
     assert (half["conv.weight"] - full["conv.weight"]).norm() < .05*full["conv.weight"].norm()

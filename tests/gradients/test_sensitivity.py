@@ -9,6 +9,7 @@ import pytest
 import torch
 from rounding import BOUND, C, alternating, at_random, blocks, dot, staircase
 from torch import nn
+from toys import loss
 
 from dp_course.gradients import (
     FlatClip,
@@ -283,7 +284,7 @@ def test_a_row_that_is_not_finite_is_not_measured():
 def most_moved(model, x, y):
     "How far the sum moves beyond C, the furthest of three rows; a fraction of C."
     def total(x, y):
-        sums, _ = fast_grad_sum(model, cross_entropy, x, y, FlatClip(C))
+        sums, _ = fast_grad_sum(model, loss, x, y, FlatClip(C))
         return torch.cat([g.flatten() for g in sums.values()])
 
     whole, found = total(x, y), []
@@ -291,10 +292,6 @@ def most_moved(model, x, y):
         keep = [i for i in range(len(x)) if i != row]
         found.append((whole - total(x[keep], y[keep])).norm().item()/C - 1)
     return max(found)
-
-
-def cross_entropy(output, y):
-    return nn.functional.cross_entropy(output, y, reduction="none")
 
 
 def test_how_far_other_rows_round_differently():

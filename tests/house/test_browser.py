@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from toys import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT/"out/browser"
@@ -37,12 +37,6 @@ MINUTES = 60_000  # Playwright counts milliseconds
 
 
 # --- JupyterLab, as `make lab` starts it
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def answers(url):

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from toys import loss
 
 import dp_course
 from dp_course.basics import refuse_unknown
@@ -19,8 +20,6 @@ from dp_course.privacy import (
     step_generator,
 )
 from dp_course.training import HeadFirst, sigma_table
-
-loss = partial(nn.functional.cross_entropy, reduction="none")
 
 SEEN_BY_MACHINES = {  # called by a trainer, with everything in its place
     "accuracy", "binary_accuracy", "squared_error", "fix", "MUTANTS",

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from toys import generator as gen
 
 from dp_course.privacy import (
     gaussian_delta,
@@ -31,10 +32,6 @@ def exact(eps, sigma):
         eps, sigma = mpmath.mpf(float(eps)), mpmath.mpf(float(sigma))
         there = mpmath.ncdf(.5/sigma - eps*sigma)
         return there - mpmath.exp(eps)*mpmath.ncdf(-.5/sigma - eps*sigma)
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def normals(x, sigma=1.):

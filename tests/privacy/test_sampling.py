@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from toys import generator as gen
 
 from dp_course.privacy import poisson_indices
-
-
-def gen(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_indices_are_a_sorted_int64_set():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import Bomb, Plan, same, trainer
+from toys import Bomb, Plan, equal, same, trainer
 
 from dp_course.gradients import FlatClip
 from dp_course.privacy import PrivacyPlan, RDPAccountant, step_generator
@@ -55,10 +55,6 @@ def noise(seed, t):
 
 def weights_of(model):
     return {k: v.clone() for k, v in model.state_dict().items()}
-
-
-def unchanged(model, before):
-    return all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
 def test_resumed_run_is_bit_identical(tmp_path):
@@ -137,7 +133,7 @@ def test_bad_checkpoint_is_named_and_the_one_before_loads(tmp_path, kind):
     message = "run.checkpoint .*the one before it is .*run.checkpoint.prev"
     with pytest.raises(ValueError, match=message):
         fresh.load(path)
-    assert fresh.t == 0 and unchanged(fresh.model, before)
+    assert fresh.t == 0 and equal(fresh.model.state_dict(), before)
     assert fresh.load(f"{path}.prev").t == 2 and not Bomb.went_off
     with pytest.raises(FileNotFoundError, match="there is no"):
         fresh.load(tmp_path/"nothing")

@@ -2,7 +2,6 @@
 import contextlib
 import math
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import warm
 from torch import nn
+from toys import free_port, loss
 
 from dp_course.cli import Job, make_config, train
 from dp_course.cli.main import main
@@ -45,7 +44,6 @@ pytestmark = pytest.mark.usefixtures("proved_once")
 if sys.platform == "linux":  # a machine without network may not know its own name
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 ROOT = Path(__file__).resolve().parents[2]
-PER_ROW = partial(nn.functional.cross_entropy, reduction="none")
 
 
 # --- real processes that talk through gloo, forked from one that has torch already
@@ -63,12 +61,6 @@ def _child(rank, world, port, timeout, work, out, args):
     torch.save(result, f"{out}/{rank}.pt")
     with contextlib.suppress(Exception):
         peers.leave()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def together(world, work, tmp_path, *args, timeout=180., wait=180):
@@ -319,7 +311,7 @@ def test_the_sum_is_that_of_the_union_of_what_the_processes_drew():
         assert len(set(rows)) == len(rows)
         union += rows
     x, y = data.rows(torch.tensor(sorted(union)))
-    total, _ = loop_grad_sum(network(), PER_ROW, x, y, FlatClip(.8))
+    total, _ = loop_grad_sum(network(), loss, x, y, FlatClip(.8))
     update = torch.cat([g.flatten() for g in total.values()])/6.  # constant, not this batch's size
     for before, after, _ in found:
         assert torch.allclose(before - after, update, atol=1e-12)
@@ -441,9 +433,6 @@ def other_weights(peers):
 def other_part(peers, **parts):
     return make(peers, pictures(), a_plan(), **{name: values[peers.rank]
                                                 for name, values in parts.items()})
-
-
-loss = partial(F.cross_entropy, reduction="none")
 
 
 def twice(output, y):
@@ -645,8 +634,8 @@ def test_filling_up_a_micro_batch_changes_nothing(b, views):
         shapes.append(len(x))
         return fast_grad_sum(model, loss_fn, x, y, clip)
 
-    a, norms_a = fast_grad_sum(network(), PER_ROW, x, y, FlatClip(.3))
-    f, norms_f = fixed_shape(engine, 8)(network(), PER_ROW, x, y, FlatClip(.3))
+    a, norms_a = fast_grad_sum(network(), loss, x, y, FlatClip(.3))
+    f, norms_f = fixed_shape(engine, 8)(network(), loss, x, y, FlatClip(.3))
     assert torch.allclose(norms_a, norms_f, atol=1e-12)
     assert all(torch.allclose(a[k], f[k], atol=1e-12) for k in a)
     assert shapes == [8]
@@ -660,7 +649,7 @@ def test_the_clip_sees_real_examples_only():
         seen.append(tuple(norms.shape))
         return FlatClip(.3)(norms)
 
-    fixed_shape(fast_grad_sum, 8)(network(), PER_ROW, x, y, clip)
+    fixed_shape(fast_grad_sum, 8)(network(), loss, x, y, clip)
     assert seen == [(4, 5)]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import optimize, special, stats
 from torch import nn
-from toys import digit_net
+from toys import digit_net, loss
 from toys import generator as gen
 
 from dp_course.data import load
@@ -36,7 +36,6 @@ from dp_course.training import (
     sweep,
 )
 
-LOSS = partial(nn.functional.cross_entropy, reduction="none")
 BUDGET = dict(eps=3., delta=1e-5)
 REPORT = dict(q=1/25, sigma=1.6138, steps=625, delta=1e-5)  # eps = 2.985
 SHAPES = (-.5, 0., 1e-9, .5, 1., 4., math.inf)
@@ -82,7 +81,7 @@ def test_gradient_noise_refuses(wrong):
 @pytest.mark.parametrize("engine", [loop_grad_sum, fast_grad_sum])
 def test_signal_is_the_clipped_mean_gradient(few, engine):
     model, clip = digit_net(), FlatClip(.7)
-    grads, norms = loop_grad_sum(model, LOSS, few.train_x, few.train_y, clip)
+    grads, norms = loop_grad_sum(model, loss, few.train_x, few.train_y, clip)
     mean = torch.cat([g.flatten() for g in grads.values()])/200
     whole = torch.linalg.vector_norm(norms, dim=0).clamp(max=.7)
     draws = 60 if engine is fast_grad_sum else 2

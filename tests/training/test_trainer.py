@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Plan, behind, close, conv, jitter, linear, loss, same, toy, trainer, two_views
 
-from dp_course.data import Examples, Views
+from dp_course.data import Examples, Views, pixel_loss
 from dp_course.gradients import FlatClip, loop_grad_sum
 from dp_course.privacy import PrivacyPlan, RDPAccountant, SecretSeed, step_generator
 from dp_course.training import (
@@ -229,12 +229,9 @@ def test_masks_are_flipped_with_their_images():
     def flipped(x, y, g):
         return (Views(torch.stack([x, x.flip(-1)], 1)), Views(torch.stack([y, y.flip(-1)], 1)))
 
-    def pixels(output, y):
-        return F.cross_entropy(output, y, reduction="none").mean((1, 2))
-
     x = torch.randn(8, 1, 4, 4, dtype=torch.float64)
     data = Examples(x, (x[:, 0] > 0).long())
-    make = partial(Trainer, data=data, plan=Plan(8, 8, 1), loss_fn=pixels, clip=FlatClip(1e9))
+    make = partial(Trainer, data=data, plan=Plan(8, 8, 1), loss_fn=pixel_loss, clip=FlatClip(1e9))
     torch.manual_seed(0)
     a = make(Same().double(), augment=flipped).step()
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import digit_net, loss
+from toys import digit_net, equal, loss
 from toys import generator as gen
 
 from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
@@ -281,14 +281,11 @@ def test_tied_and_frozen_parameters():
 def test_swapped_comes_back_even_after_an_exception(digits):
     model = digit_net()
     old = copy.deepcopy(model.state_dict())
-
-    def is_old():
-        return all(torch.equal(v, old[n]) for n, v in model.state_dict().items())
     with pytest.raises(RuntimeError, match="halfway"):
         with temporary_weights(model, {"1.bias": torch.ones(10)}):
             assert (model[1].bias == 1).all() and torch.equal(model[1].weight, old["1.weight"])
             raise RuntimeError("halfway")
-    assert is_old()
+    assert equal(model.state_dict(), old)
     with pytest.raises(ValueError, match="another model"):
         with temporary_weights(model, {"2.bias": torch.ones(10)}):
             pass
@@ -296,7 +293,7 @@ def test_swapped_comes_back_even_after_an_exception(digits):
     with pytest.raises(RuntimeError):  # a wrong shape, after one tensor has gone in
         with temporary_weights(model, half_wrong):
             pass
-    assert is_old()
+    assert equal(model.state_dict(), old)
 
 
 def test_evaluate_measures_the_average_and_leaves_the_run_alone(digits):
