@@ -356,27 +356,20 @@ def run_half(case, rounds, device, compiled):
 # --- memory
 
 
-def peaks(case, name, device):
-    "Peak memory in MB above the imported libraries, in processes of their own."
-    command = [sys.executable, str(HERE), "--peak", case, name, "--device", device]
-    runs = [subprocess.run(command, capture_output=True, text=True)
-            for _ in range(5 if name in COMPARED else 1)]
-    return [json.loads(r.stdout.splitlines()[-1]) for r in runs if r.returncode == 0]
-
-
 def resident():
     "The most memory that this process ever held, in MB (ru_maxrss would inherit the parent's)."
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])/1024
 
 
-def peak_here(case, name, device):
+def print_peak(make_step, device="cpu", steps=2):
+    "Make a step and take it: MB of this process above the imported libraries."
     x = torch.randn(8, 8)
     (x @ x).sum()
     if device == "cuda":
         torch.zeros(1, device=device)
         torch.cuda.reset_peak_memory_stats()
-    before, step = resident(), make(case, name, device)
-    for _ in range(2):
+    before, step = resident(), make_step()
+    for _ in range(steps):
         step()
     used = resident() - before
     if device == "cuda":
@@ -384,13 +377,20 @@ def peak_here(case, name, device):
     print(json.dumps(round(used)))
 
 
-def add_memory(case, rows, device):
+def peaks(times, *words):
+    "What processes of their own print at their end; one that fails is left out."
+    command = [sys.executable, *map(str, words)]
+    runs = [subprocess.run(command, capture_output=True, text=True) for _ in range(times)]
+    return [json.loads(r.stdout.splitlines()[-1]) for r in runs if r.returncode == 0]
+
+
+def add_memory(rows, peaks_of):  # name of an engine -> MB of each process
     for name, row in rows.items():
-        found = [] if "note" in row else peaks(case, name, device)
+        found = [] if "note" in row else peaks_of(name)
         if found:
             row |= dict(peak_mb=statistics.median(found), peaks_mb=found)
     for row in rows.values():
-        if "peak_mb" in row:
+        if "peak_mb" in row and "peak_mb" in rows["plain SGD"]:
             row["peak_ratio"] = round(row["peak_mb"]/rows["plain SGD"]["peak_mb"], 3)
 
 
@@ -433,7 +433,8 @@ def run_case(case, names, rounds, device, memory):
         names = [n for n in names if n != "one at a time"]
     rows = summarize(*time_case(case, names, rounds, device))
     if memory:
-        add_memory(case, rows, device)
+        command = HERE, "--device", device, "--peak", case
+        add_memory(rows, lambda name: peaks(5 if name in COMPARED else 1, *command, name))
     print(table({case: rows}), flush=True)
     return rows
 
@@ -479,7 +480,7 @@ def main(argv=None):
     if args.one_thread:
         torch.set_num_threads(1)
     if args.peak:
-        return peak_here(*args.peak, args.device)
+        return print_peak(partial(make, *args.peak, args.device), args.device)
     today = datetime.date.today().isoformat()
     stem = args.out/f"{today}-bench-{args.device}{'-quick' if args.quick else ''}"
     args.out.mkdir(parents=True, exist_ok=True)

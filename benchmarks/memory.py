@@ -6,9 +6,9 @@ Each number is the peak of a process that takes one step with one engine, above 
 libraries. It does not depend on what else the machine does.
 """
 import json
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import bench
@@ -24,25 +24,16 @@ ENGINES = ("plain SGD", "fast_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum
 RUNS = Path(__file__).resolve().parent.parent/"runs"
 
 
-def peak_here(batch, name):
-    "Take one step, and print the MB that it needed."
-    bench.CASES["this"] = resnet20, bench.IMAGE, batch, None
-    torch.randn(8, 8) @ torch.randn(8, 8)
-    before, step = bench.resident(), bench.make("this", name, "cpu")
-    step()
-    print(json.dumps(round(bench.resident() - before)))
-
-
 def peak_of(batch, name):
-    command = [sys.executable, __file__, str(batch), name]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
+    peak, = bench.peaks(1, __file__, batch, name)
+    return peak
 
 
 def main():
     torch.set_num_threads(1)
     if len(sys.argv) == 3:
-        return peak_here(int(sys.argv[1]), sys.argv[2])
+        bench.CASES["this"] = resnet20, bench.IMAGE, int(sys.argv[1]), None
+        return bench.print_peak(partial(bench.make, "this", sys.argv[2], "cpu"), steps=1)
     rows = {}
     for name in ENGINES:
         rows[name] = {str(batch): peak_of(batch, name) for batch in BATCHES}

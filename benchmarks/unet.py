@@ -14,7 +14,6 @@ import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parent.parent))
 sys.path.insert(0, str(HERE.parent))
-from bench import MALLOC, clock, quartiles, resident  # noqa: E402
+from bench import MALLOC, add_memory, clock, peaks, print_peak, quartiles  # noqa: E402
 
 if __name__ == "__main__" and any(os.environ.get(n) != v for n, v in MALLOC.items()):
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
@@ -166,30 +165,6 @@ def time_case(case, names, rounds):
     return {name: rows[name] for name in names}
 
 
-def add_memory(case, rows):
-    for name, row in rows.items():
-        if "note" in row:
-            continue
-        command = [sys.executable, str(HERE), "--peak", name, *map(str, case)]
-        runs = [subprocess.run(command, capture_output=True, text=True)
-                for _ in range(3 if name in OFTEN else 1)]
-        found = [json.loads(r.stdout.splitlines()[-1]) for r in runs if r.returncode == 0]
-        if found:
-            row |= dict(peak_mb=statistics.median(found), peaks_mb=found)
-    for row in rows.values():
-        if "peak_mb" in row and "peak_mb" in rows["plain SGD"]:
-            row["peak_ratio"] = round(row["peak_mb"]/rows["plain SGD"]["peak_mb"], 3)
-
-
-def peak_here(name, base, size, batch):
-    warm = torch.randn(8, 8)
-    (warm @ warm).sum()
-    before, step = resident(), make((int(base), int(size), int(batch)), name)
-    for _ in range(2):
-        step()
-    print(json.dumps(round(resident() - before)))
-
-
 def shown(rows):
     for name, row in rows.items():
         if "note" in row:
@@ -213,7 +188,8 @@ def main(argv=None):
     parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.peak:
-        return peak_here(*args.peak)
+        name, *case = args.peak
+        return print_peak(lambda: make(tuple(map(int, case)), name))
     today = datetime.date.today().isoformat()
     out = args.out or HERE.parent.parent/"runs"/f"{today}-bench-unet.json"
     cases = {}
@@ -223,7 +199,8 @@ def main(argv=None):
         print(f"base {base}, {args.size} x {args.size}, batch {batch}: {rounds} rounds", flush=True)
         rows = time_case(case, names, rounds)
         if not args.no_memory:
-            add_memory(case, rows)
+            add_memory(rows, lambda name: peaks(3 if name in OFTEN else 1,
+                                                HERE, "--peak", name, *case))
         shown(rows)
         cases[str(base)] = dict(size=args.size, batch=batch, rows=rows)
         found = dict(date=today, machine=machine(), code=code_version(), how=__doc__,
