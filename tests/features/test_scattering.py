@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from make_kymatio_reference import CASES, image
 from torch import nn
 from toys import loss

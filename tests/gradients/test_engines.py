@@ -1356,11 +1356,6 @@ def test_a_pool_is_fast_only_where_it_can_be(make):
         torch.testing.assert_close(sums[name], want[name])
 
 
-class Doubled(nn.Sequential):
-    def forward(self, x):
-        return 2*super().forward(x)
-
-
 @pytest.mark.parametrize("options", [
     dict(stride=1, dilation=3, padding=1, output_padding=2),
     dict(stride=2, dilation=(1, 4), output_padding=(0, 3)),
