@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import torch
 from sklearn.datasets import load_digits
-from torch.nn.functional import cross_entropy, one_hot, softmax
+from torch.nn.functional import cross_entropy, normalize, one_hot, softmax
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
 from checks.a1 import AGAIN, used_generator
@@ -106,12 +106,26 @@ def _clip_the_sum(grads, max_norm):
     return total*min(1., max_norm/max(1e-30, total.norm().item()))
 
 
+STRETCHED = {  # of `clipped`: short gradients are changed
+    "short gradients stay as they are":
+        lambda grads, c: (c*grads/grads.norm(dim=1, keepdim=True)).sum(0),
+    "short gradients stay as they are: the factor is at most 1, not 2":
+        lambda grads, c: ((c/grads.norm(dim=1, keepdim=True)).clamp(max=2)*grads).sum(0),
+    "a norm below 1 is a norm as any other: only 0 must not divide":
+        lambda grads, c: (c/grads.norm(dim=1, keepdim=True).clamp(min=1)).clamp(max=1).mul(
+            grads).sum(0)}
+
+
+def short_and_long(trial, n, i, max_norm):
+    "(n, i) gradients, half of them shorter than `max_norm`."
+    lengths = max_norm*torch.cat([torch.linspace(.1, .9, n//2), torch.linspace(1.2, 9, n - n//2)])
+    return lengths[:, None]*normalize(normals(trial, n, i))
+
+
 def check_clipped_sum(your_function, seed=None):
     "Every row bounded by itself."
-    slips = {
+    slips = STRETCHED | {
         "clip every example, not their sum": _clip_the_sum,
-        "short gradients stay as they are":
-            lambda grads, c: (c*grads/grads.norm(dim=1, keepdim=True)).sum(0),
         "bound the length of the row, not each coordinate":
             lambda grads, c: grads.clamp(-c, c).sum(0),
         "the length is the root of the sum of squares, not the sum of |entries|":
@@ -125,6 +139,7 @@ def check_clipped_sum(your_function, seed=None):
     with trial.holds("long ones and short ones"):
         scale = torch.rand(20, 1, generator=trial.generator)*3
         judge_case(trial, clipped, slips, normals(trial, 20, 6)*scale, 2.)
+        judge_case(trial, clipped, slips, short_and_long(trial, 20, 6, .3), .3)
     with trial.holds("one more example moves the sum by max_norm at most"):
         rows = normals(trial, 6, 4)
         huge = [(-1e6*rows.sum(0, keepdim=True),), (1e3*normals(trial, 1, 4),)]
