@@ -8,6 +8,7 @@ __all__ = ['refuse_parameters_in_loss', 'check_label_kind', 'check_labels', 'ref
 # %% ../../nbs/workshop/training/guard_labels.ipynb #a47f1190
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,20 +18,30 @@ from torch.nn import functional as F
 from ..data import count, leaves, losses_of, take, tree_map
 from ..gradients import trainable
 from .guard_model import _moved, _tensors
-from .guard_rows import _copies, _keep_row, _words
+from .guard_rows import _copies, _keep_row, _of_tensors, _words
 
 # %% ../../nbs/workshop/training/guard_labels.ipynb #14d4a83e
 def _losses(loss_fn, output, y):
     "One loss per row of outputs that want a gradient, and these outputs."
-    output = tree_map(lambda v: v.detach().clone().requires_grad_(v.is_floating_point()), output)
+    output = _of_tensors(lambda v: v.detach().clone().requires_grad_(v.is_floating_point()), output)
     with torch.enable_grad():
-        return losses_of(loss_fn, output, y, count(output)), output
+        return losses_of(loss_fn, output, y, count(_tensors(output))), output
+
+
+def _of_floats(f, output):
+    "An output with other floats."
+    return _of_tensors(lambda v: f(v) if v.is_floating_point() else v, output)
+
+
+def _taken(output, index):
+    "`take`, of an output."
+    return _of_tensors(lambda v: v[index], output)
 
 
 def _losses_and_slopes(loss_fn, output, y):
     "The losses (b,), and the gradient of their sum with respect to every output."
     losses, output = _losses(loss_fn, output, y)
-    wanted = [v for v in leaves(output) if v.requires_grad]
+    wanted = [v for v in _tensors(output) if v.requires_grad]
     if not losses.requires_grad:
         return losses, [torch.zeros_like(v) for v in wanted]
     slopes = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
@@ -123,7 +134,7 @@ def _keep_rows(tree, other, own):
 def _odd_outputs(output, own):
     "Outputs in which all rows but a few are one odd number."
     for value in (math.nan, math.inf, -math.inf, 0., 1e30):
-        odd = tree_map(lambda v: torch.full_like(v, value) if v.is_floating_point() else v, output)
+        odd = _of_floats(partial(torch.full_like, fill_value=value), output)
         yield _keep_rows(output, odd, own)
 
 
@@ -138,7 +149,7 @@ def _odd_of_labels(loss_fn, labels, own):
         yield _keep_rows(labels, tree_map(without, labels), own)
     yield _keep_rows(labels, _copies(labels, own[0]), own)
     for value in (math.inf, 0., -1e6, 1e6):
-        odd = tree_map(lambda v: torch.full_like(v, value) if v.is_floating_point() else v, labels)
+        odd = _of_floats(partial(torch.full_like, fill_value=value), labels)
         yield _keep_rows(labels, odd, own)
 
 # %% ../../nbs/workshop/training/guard_labels.ipynb #290c9f28
@@ -175,8 +186,8 @@ def refuse_mixed_loss(
     except Exception:  # it has been told before what does not fit
         return
     steps = iter(slopes)
-    sure = tree_map(lambda v: v - 10*next(steps) if v.is_floating_point() else v, output)
-    large = tree_map(lambda v: v + 1e3*v.sign() if v.is_floating_point() else v, output)
+    sure = _of_floats(lambda v: v - 10*next(steps), output)
+    large = _of_floats(lambda v: v + 1e3*v.sign(), output)
     bases = output, large, sure
     for base in bases:
         others = [*_odd_outputs(base, own), *(_keep_rows(base, other, own) for other in bases)]
@@ -203,17 +214,17 @@ def _compare_losses(loss_fn, usual, cases, own):
         except Exception:
             continue
         if _moved(want, got, slice(None)):
-            raise _mixes(count(output)//len(own), output, labels)
+            raise _mixes(count(labels)//len(own), output, labels)
 
 
 def _try_each_label(loss_fn, output, labels, own, seen, most=2**20):
     "The same beside one row with each label that the data hold."
     if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or labels.is_cuda:
         return
-    seen = seen[:most//max(1, sum(v[0].numel() for v in leaves(output)))]
+    seen = seen[:most//max(1, sum(v[0].numel() for v in _tensors(output)))]
     index = torch.arange(len(seen) + 1) % len(labels)
     index[0] = own
     every, same = take(labels, index), take(labels, index)
     every[1:] = seen.to(labels).view(-1, *[1]*(labels.dim() - 1))
-    output = take(output, index)
+    output = _taken(output, index)
     _compare_losses(loss_fn, (output, same), [(output, every)], [0])

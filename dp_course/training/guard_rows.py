@@ -191,13 +191,18 @@ def _try_out(who, advice, f, *args):
         raise ValueError(f"{who} fails on made-up rows {given}: {what}. {advice}") from error
 
 
+def _of_tensors(f, tree, *rest):
+    "`tree_map` where a tree may hold None, text or numbers, too: these stay."
+    return tree_map(lambda v, *more: f(v, *more) if isinstance(v, torch.Tensor) else v, tree, *rest)
+
+
 def _keep_row(tree, other, row):
     "The rows of `other`, but one of `tree`."
     def one(v, w):
         w = w.clone()
         w[row] = v[row]
         return w
-    return tree_map(one, tree, other)
+    return _of_tensors(one, tree, other)
 
 
 def _with_gaps(x, row):

@@ -21,14 +21,14 @@ from .guard_clip import _numbers, _one_thread, refuse_mixed_clip
 from .guard_engine import (
     _WORK, _compare_engine, _compare_sizes, _exactly, _in_float64, _stage_of, prove_engine)
 from .guard_labels import (
-    _LOSS_RULE, _copy_of, _losses_and_slopes, _mixes, _of_classes, check_label_kind, check_labels,
-    refuse_mixed_loss, refuse_parameters_in_loss)
+    _LOSS_RULE, _copy_of, _losses_and_slopes, _mixes, _of_classes, _taken, check_label_kind,
+    check_labels, refuse_mixed_loss, refuse_parameters_in_loss)
 from .guard_model import (
     _HOOKS_OF_ALL, _chosen_rows, _kept_by, _move, _moved, _moved_state, _name, _refuse_module,
     _tensors, _traced, check_model, refuse_known)
 from .guard_rows import (
-    _augmented, _copies, _WideDraws, _keep_row, _raw_rows, _rows, _signed, _try_out, model_input,
-    refuse_mixed_items, same_draws)
+    _augmented, _copies, _WideDraws, _keep_row, _of_tensors, _raw_rows, _rows, _signed, _try_out,
+    model_input, refuse_mixed_items, same_draws)
 
 # %% ../../nbs/workshop/training/proof.ipynb #10f981fd
 @dataclass
@@ -62,8 +62,15 @@ def _rowwise(output, rows, one, k):
     found = []
     for v, w in zip(_tensors(output), _tensors(one)):
         found.append(_rows(v) == rows and _rows(w) == k)
-    whole = len(found) == len(leaves(output))
+    whole = len(found) == len(_tensors(output)) and _beside(output) == _beside(one)
     return found, bool(found) and whole and all(found)
+
+
+def _beside(output):
+    "What an output holds beside its tensors: None, text and numbers can be compared."
+    plain = str, int, float, type(None)
+    others = [v for v in leaves(output) if not isinstance(v, torch.Tensor)]
+    return [v if isinstance(v, plain) else id(v) for v in others]
 
 # %% ../../nbs/workshop/training/proof.ipynb #7ff208f4
 def _check_fit(case):
@@ -95,7 +102,7 @@ def _measure(case, rows, b):
     "Count what a row costs, and note all dimensions of its activations."
     from torch.utils.flop_counter import FlopCounterMode  # it loads a compiler for GPUs
 
-    twin = copy.deepcopy(case.stage.model)
+    twin = copy.deepcopy(case.stage.model).requires_grad_(False)  # the counter hooks on gradients
     with _HOOKS_OF_ALL, FlopCounterMode(display=False) as counter:
         traced = _try_out("the model", "Does it compute gradients inside? A loss may, a forward "
                           "may not", partial(_traced, twin), rows)
@@ -130,7 +137,7 @@ def _try_all_labels(stage, output, labels):
     every[:] = seen.to(labels).view(-1, *[1]*(labels.dim() - 1))
     advice = (f"The labels go from {seen.min().item()} to {seen.max().item()}: does the model "
               "have an output for each?")
-    _try_out("loss_fn", advice, _copy_of(stage.loss_fn), take(output, index), every)
+    _try_out("loss_fn", advice, _copy_of(stage.loss_fn), _taken(output, index), every)
 
 # %% ../../nbs/workshop/training/proof.ipynb #925b51ec
 @dataclass(frozen=True)
@@ -259,7 +266,7 @@ def _prove_loss(case):
         return
     x, y = stage.rows(4, 9)
     rows, labels, b, k = flatten_views(x, y)
-    output = tree_map(torch.Tensor.detach, call_model(_twin(stage).model, rows))
+    output = _of_tensors(torch.Tensor.detach, call_model(_twin(stage).model, rows))
     own = [2 + b*view for view in range(k)]
     seen = None if stage.data.probe or stage.augment else stage.data._seen[2]
     seen = seen if isinstance(seen, torch.Tensor) else None
@@ -442,11 +449,11 @@ def _compare_losses_at_sizes(stage, output, labels, k, everybody):
     losses, slopes = _losses_and_slopes(loss_fn, output, labels)
     whole = _by_example([losses, *slopes], k, stage.tol)
     most = len(everybody)
-    numbers = 300 + sum(v[0].numel() for v in leaves(output))
+    numbers = 300 + sum(v[0].numel() for v in _tensors(output))
     for i, b in enumerate(_all_sizes(most, numbers, 1e7)):
         order = everybody[:b].flip(0)
         at = torch.cat([order + most*view for view in range(k)])
-        some = take(output, at), take(labels, at)
+        some = _taken(output, at), take(labels, at)
         said = [losses_of(loss_fn, *some, k*b)]
         if i % 2 == 0:
             said, slopes = _losses_and_slopes(loss_fn, *some)
@@ -459,7 +466,7 @@ def _of_rows(model, x, y):  # output, labels, views
     rows, labels, _, k = flatten_views(x, y)
     with torch.enable_grad():
         output = call_model(copy.deepcopy(model), rows)
-    return tree_map(torch.Tensor.detach, output), labels, k
+    return _of_tensors(torch.Tensor.detach, output), labels, k
 
 
 def _by_example(tensors, k, tol):  # list of (kb,...) tensors as (k,b,numbers), and bounds (k,b)
