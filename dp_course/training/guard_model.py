@@ -212,8 +212,11 @@ def _chosen_rows(output, rowwise, rows):
 
 
 def _kept_by(model):
-    "Copies of all that a model keeps for later: parameters, buffers, extra state."
+    "Copies of all that a model keeps for later: parameters, buffers, extra state, `state_dict`."
     kept = {}
+    for name, v in model.state_dict().items():  # which may be of the model's own making
+        if isinstance(v, torch.Tensor):
+            kept[name] = v.detach().clone()
     for name, v in (*model.named_parameters(), *model.named_buffers()):
         kept[name] = v.detach().clone()
     for path, m in model.named_modules():

@@ -42,6 +42,7 @@ class _Case:
     augment:object
     noised:bool
     largest:int
+    pieces:bool
     stage:object=None  # `_Stage`, as soon as it is known that the model can be copied
     work:float=0.      # multiplications that one row costs
     dims:tuple=()      # every dimension of every activation
@@ -486,6 +487,94 @@ def _refuse_place(who, whole, tensors, order):
                              f"place, or with the number of the others (tried: {b}). "
                              f"{_RULES[who]}")
 
+# %% ../../nbs/workshop/training/proof.ipynb #c4115a02
+def _one_call(stage, x, y):  # tensors
+    "What one call shows of rows: outputs, losses and slopes."
+    rows, labels, _, _ = flatten_views(x, y)
+    params = [p for p in stage.model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        output = call_model(stage.model, rows)
+        losses = stage.loss_fn(output, labels)
+    slopes = []
+    if losses.requires_grad:
+        slopes = torch.autograd.grad(losses.sum(), params, materialize_grads=True)
+    return [v.detach().clone() for v in (*_tensors(output), losses, *slopes)]
+
+
+def _same(old, new, tol):
+    "Are tensors the same, but for rounding, with NaN at the same places?"
+    if old.shape != new.shape:
+        return False
+    old, new = old.double().nan_to_num(), new.double().nan_to_num()
+    return bool((old - new).norm() <= tol*old.norm() + 1e-12)
+
+
+def _changed(old, new, tol):
+    "Name of the first of some tensors that is another one by now, or None."
+    for name in {**old, **new}:
+        if name not in old or name not in new or not _same(old[name], new[name], tol):
+            return name
+
+
+def _refuse_counted_rows(stage):
+    "Refuse a model that keeps how many rows it has seen, or whose words depend on it."
+    kept, said = [], []
+    for b in (3, 5):
+        twin = _twin(stage)
+        with torch.enable_grad():
+            call_model(twin.model, flatten_views(*stage.rows(b, 20))[0])
+        kept.append(_kept_by(twin.model))
+        said.append(dict(enumerate(_one_call(twin, *stage.rows(1, 21)))))
+    name = _changed(*kept, 1e-4*stage.tol)
+    if name is not None:
+        raise ValueError(f"the model keeps something of the examples: {name} is another one after "
+                         "a batch of 5 rows than after one of 3. How many rows a batch holds is "
+                         "not noised, so it must not be kept: count steps, not rows")
+    if _changed(*said, 1e-4*stage.tol) is not None:
+        raise ValueError("the model remembers examples of an earlier batch: it says something else "
+                         "of the same row after a batch of 5 rows than after one of 3. An "
+                         "example's output must depend on it alone")
+
+
+def _calls(engine, stage):
+    "How often an engine calls the loss, and so the model, for three rows."
+    calls = []
+
+    def counted(output, y):
+        calls.append(1)
+        return stage.loss_fn(output, y)
+
+    engine(copy.deepcopy(stage.model), counted, *stage.rows(3, 22), torch.ones_like)
+    return len(calls)
+
+
+def _refuse_counted_calls(work, stage):
+    "Refuse what changes from call to call, where one step makes several."
+    twin, row = _twin(stage), stage.rows(1, 21)
+    first, kept = _one_call(twin, *row), _kept_by(twin.model)
+    for call in range(2, 3 + int(max(4, min(32, _WORK/20/work)))):
+        again = _one_call(twin, *row)
+        name = _changed(kept, _kept_by(twin.model), 1e-4*stage.tol)
+        same = all(_same(old, new, 1e-4*stage.tol) for old, new in zip(first, again))
+        if name is None and same:
+            continue
+        what = f"{name} has changed" if name else "it says something else of the same row"
+        raise ValueError(f"the model or loss keeps count of its calls: at call {call}, {what}. One "
+                         "step makes several calls here (loop_grad_sum, micro_batch= or groups=), "
+                         "so an example's gradient is not its own: it moves with the number of "
+                         "those before it. Compute from the rows alone, or make one call a step: "
+                         "fast_grad_sum, without micro_batch= and groups=")
+
+
+def _prove_calls(case):
+    "How many rows or calls came before may neither be kept nor matter."
+    stage, stages = case.stage, _in_float64(case.stage, case.model)
+    with torch.random.fork_rng(_devices(stage)):
+        _exactly(stages, _refuse_counted_rows)
+        pieces = case.pieces or case.data.groups is not None or case.engine is loop_grad_sum
+        if pieces or _calls(case.engine, stage) > 1:
+            _exactly(stages, partial(_refuse_counted_calls, case.work))
+
 # %% ../../nbs/workshop/training/proof.ipynb #7defafff
 def _check_parts(case):
     check_model(case.model)
@@ -511,6 +600,7 @@ PROOFS = {  # name -> f(case), which raises ValueError
     "from raw row to loss, no row feels the others": _prove_way,
     "neither an example's place nor the number of the others matters": _prove_places,
     "the engine's sums and norms are those of one row at a time": _check_engine,
+    "neither rows nor calls that came before are counted": _prove_calls,
 }
 
 
@@ -524,11 +614,12 @@ def prove_separate(
     augment=None,      # (x, y, generator) -> (x, y)
     noised:bool=True,  # False: the plan has sigma = 0, and the clip may learn without noise
     largest:int=4,     # examples that the engine gets at a time: tried where it is not much work
+    pieces:bool=False, # does one step call the engine several times, as `micro_batch=` does?
 ):                     # tuple of the batch sizes at which the engine was compared with the loop
     "Prove on made-up rows that an example's part of the clipped sum depends on it alone."
     # ValueError says which part mixes (normalize, augment, clip, a module, loss_fn, the engine)
     clip = FlatClip(1.) if clip is None else clip
-    case = _Case(engine, model, loss_fn, as_examples(data), clip, augment, noised, largest)
+    case = _Case(engine, model, loss_fn, as_examples(data), clip, augment, noised, largest, pieces)
     with _one_thread(_is_small(model)):
         for proof in PROOFS.values():
             proof(case)

@@ -1,7 +1,7 @@
 "What the proof once let through, and honest networks that it once refused."
 import pytest
 import torch
-from leaks import noise, sequence
+from leaks import noise, sequence, trained
 from torch import nn
 from toys import loss
 
@@ -72,3 +72,71 @@ def test_outputs_that_are_no_tensors_are_honest(says, loss_fn, engine):
 def test_a_loss_that_mixes_beside_them_is_refused(says, loss_fn):
     with pytest.raises(ValueError, match="mixes examples|not its own"):
         prove_separate(fast_grad_sum, Says(says), loss_fn, noise(5))
+
+
+# --- what counts
+
+
+class Counts(nn.Module):
+    "Counts something at each call, in a buffer or in a number, and may look at it."
+    def __init__(self, counted, look=lambda x, n: x):
+        super().__init__()
+        self.out, self.counted, self.look, self.n = nn.Linear(5, 10), counted, look, 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.n += 1
+        self.seen += self.counted(x)
+        return self.out(self.look(x, self.n))
+
+
+def nothing(x):
+    return 0
+
+
+def calls(x):
+    return 1
+
+
+def every_other(x, n):
+    return -x if n % 2 else x
+
+
+def annealed(x, n):
+    return x/(1 + 1e-3*n)
+
+
+ONE_CALL = dict(engine=fast_grad_sum)
+SEVERAL = [dict(engine=loop_grad_sum), dict(engine=fast_grad_sum, micro_batch=7)]
+
+
+@pytest.mark.parametrize("counted, look", [
+    (nothing, every_other), (nothing, annealed), (calls, lambda x, n: x)],
+    ids=["a sign", "a temperature", "a buffer"])
+def test_who_counts_calls_needs_one_call_a_step(counted, look):
+    trained(Counts(counted, look), **ONE_CALL)
+    for options in SEVERAL:
+        with pytest.raises(ValueError, match="keeps count of its calls: at call 2"):
+            trained(Counts(counted, look), **options)
+
+
+@pytest.mark.parametrize("options", [ONE_CALL, *SEVERAL], ids=["fast", "loop", "micro-batches"])
+def test_a_buffer_that_counts_rows_is_refused(options):
+    with pytest.raises(ValueError, match="seen is another one after a batch of 5 rows"):
+        trained(Counts(len), **options)
+
+
+class WritesItsOwn(Counts):
+    "Keeps the mean of what it saw where no buffer is, and writes it into its state."
+    def forward(self, x):
+        self.mean = x.detach().mean()
+        return self.out(x)
+
+    def state_dict(self, *args, **options):
+        mean = getattr(self, "mean", torch.ones(()))
+        return super().state_dict(*args, **options) | {"mean": mean}
+
+
+def test_what_a_state_dict_of_its_own_writes_down_is_looked_at():
+    with pytest.raises(ValueError, match="keeps|remembers"):
+        trained(WritesItsOwn(nothing))
