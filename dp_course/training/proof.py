@@ -43,6 +43,7 @@ class _Case:
     noised:bool
     largest:int
     pieces:bool
+    in_all:int
     stage:object=None  # `_Stage`, as soon as it is known that the model can be copied
     work:float=0.      # multiplications that one row costs
     dims:tuple=()      # every dimension of every activation
@@ -413,6 +414,7 @@ def _prove_places(case):
         if case.data._normalize:
             _compare_normalized(case.stage, case.largest)
         _exactly(_in_float64(case.stage, case.model), partial(_compare_places, case))
+        _exactly([case.stage], partial(_compare_largest, case))
 
 
 def _compare_normalized(stage, largest):
@@ -440,16 +442,66 @@ def _compare_places(case, stage):
         except Exception:  # a network for batches of one size: nothing learnt
             continue
         _refuse_place("the model", whole, _chosen_rows(part, stage.rowwise, b*k), order)
-    if stage.whole:
-        _compare_losses_at_sizes(stage, output, labels, k, everybody)
+    if not stage.whole:
+        return
+    _compare_losses_at_sizes(stage, output, labels, k, most)
+    numbers = k*sum(v[0].numel() for v in _tensors(output))
+    many = min(case.largest, _NUMBERS//max(1, numbers))
+    if many > most:
+        output, labels = _made_many(output, labels, k, many)
+        _compare_losses_at_sizes(stage, output, labels, k, many)
 
 
-def _compare_losses_at_sizes(stage, output, labels, k, everybody):
+_NUMBERS = 2**24  # outputs that are made up for a loss, at most
+
+
+def _made_many(output, labels, k, many):
+    "Outputs and labels of many examples, made of those of a few: each output lies between two."
+    few = count(labels)//k
+    g = torch.Generator().manual_seed(13)
+    own, other = torch.arange(many) % few, torch.randint(few, (many,), generator=g)
+    share = torch.rand(many, generator=g).repeat(k)
+    own, other = (torch.cat([rows + few*view for view in range(k)]) for rows in (own, other))
+
+    def between(v):
+        if not v.is_floating_point():
+            return v[own]
+        return torch.lerp(v[own], v[other], share.to(v).view(-1, *[1]*(v.dim() - 1)))
+    return _of_tensors(between, output), take(labels, own)
+
+
+_ONE_CALL = 2e10, 5e11  # multiplications of one call at the size of the run: always, and at most
+
+
+def _compare_largest(case, stage):
+    "A call with as many rows as in the run, without gradients: some must say the same among few."
+    tried = int(min(case.largest, max(5, _WORK/4/case.work)))
+    always, most = _ONE_CALL
+    allowed = min(most, max(always, .005*case.in_all*case.work))
+    many = int(min(case.largest, allowed/case.work))
+    if many <= tried:
+        return
+    x, y = stage.rows(many, 14)
+    model = copy.deepcopy(stage.model).requires_grad_(False)
+    some = torch.linspace(0, many - 1, 8, device=stage.like.device).long()
+    output, _, k = _of_rows(model, x, y)
+    whole = _chosen_rows(output, stage.rowwise, many*k)
+    whole = [v.unflatten(0, (k, many))[:, some].flatten(0, 1) for v in whole]
+    whole = _by_example(whole, k, min(stage.tol, 1e-3) if stage.dtype.itemsize > 2 else stage.tol)
+    part, _, _ = _of_rows(model, take(x, some), take(y, some))
+    part = _chosen_rows(part, stage.rowwise, len(some)*k)
+    _refuse_place("the model", whole, part, torch.arange(len(some)), many)
+
+
+def _compare_losses_at_sizes(stage, output, labels, k, most):
     "The same for a loss, which takes nearly no work; its slopes at every other size."
     loss_fn = _copy_of(stage.loss_fn)
-    losses, slopes = _losses_and_slopes(loss_fn, output, labels)
+    try:
+        losses, slopes = _losses_and_slopes(loss_fn, output, labels)
+    except Exception:  # a loss for batches of one size, or for other outputs: nothing learnt
+        return
     whole = _by_example([losses, *slopes], k, stage.tol)
-    most = len(everybody)
+    everybody = torch.arange(most, device=stage.like.device)
     numbers = 300 + sum(v[0].numel() for v in _tensors(output))
     for i, b in enumerate(_all_sizes(most, numbers, 1e7)):
         order = everybody[:b].flip(0)
@@ -477,14 +529,14 @@ def _by_example(tensors, k, tol):  # list of (kb,...) tensors as (k,b,numbers), 
     return [(v, bound.nan_to_num(math.inf, math.inf)) for v, bound in zip(whole, bounds)]
 
 
-def _refuse_place(who, whole, tensors, order):
+def _refuse_place(who, whole, tensors, order, tried=None):
     "Refuse numbers that are not the same at another place, beside others."
     b = len(order)
     for (v, bound), part in zip(whole, tensors):
         off = (part.double().reshape(len(v), b, -1) - v[:, order]).norm(dim=2)
         if not ((off <= bound[:, order]) | bound[:, order].isinf()).all():
             raise ValueError(f"{who} mixes examples: what comes out for one example moves with its "
-                             f"place, or with the number of the others (tried: {b}). "
+                             f"place, or with the number of the others (tried: {tried or b}). "
                              f"{_RULES[who]}")
 
 # %% ../../nbs/workshop/training/proof.ipynb #c4115a02
@@ -615,11 +667,13 @@ def prove_separate(
     noised:bool=True,  # False: the plan has sigma = 0, and the clip may learn without noise
     largest:int=4,     # examples that the engine gets at a time: tried where it is not much work
     pieces:bool=False, # does one step call the engine several times, as `micro_batch=` does?
+    in_all:int=0,      # examples that all steps take together: a long run is tried at more rows
 ):                     # tuple of the batch sizes at which the engine was compared with the loop
     "Prove on made-up rows that an example's part of the clipped sum depends on it alone."
     # ValueError says which part mixes (normalize, augment, clip, a module, loss_fn, the engine)
     clip = FlatClip(1.) if clip is None else clip
-    case = _Case(engine, model, loss_fn, as_examples(data), clip, augment, noised, largest, pieces)
+    case = _Case(engine, model, loss_fn, as_examples(data), clip, augment, noised, largest, pieces,
+                 in_all)
     with _one_thread(_is_small(model)):
         for proof in PROOFS.values():
             proof(case)

@@ -84,7 +84,7 @@ class Trainer:
         refuse_unbounded(self.clip, plan.sigma, len(self.params), self._share)
         prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
                        noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch),
-                       pieces=micro_batch is not None)
+                       pieces=micro_batch is not None, in_all=plan.steps*plan.batch_size)
         prove_units(engine, model, loss_fn, self.data, augment)
         self._check_clips_to_come()
         self._seal = self._sealed()

@@ -140,3 +140,39 @@ class WritesItsOwn(Counts):
 def test_what_a_state_dict_of_its_own_writes_down_is_looked_at():
     with pytest.raises(ValueError, match="keeps|remembers"):
         trained(WritesItsOwn(nothing))
+
+
+# --- a network for which a proof does not try many rows
+
+
+def wide(before=nn.Identity()):
+    "Four million multiplications a row."
+    return nn.Sequential(before, nn.Linear(5, 2000), nn.Linear(2000, 2000), nn.Linear(2000, 10))
+
+
+class Centred(nn.Module):
+    "Centres large batches."
+    def forward(self, x):
+        return x - x.mean(0) if len(x) > 60 else x
+
+
+def harder_half(output, y):
+    each = loss(output, y)
+    return each*(each >= each.detach().median()) if len(y) > 60 else each
+
+
+def sign_of_the_hardest(output, y):
+    each = loss(output, y)
+    return each*output[each.argmax(), 0].sign().detach() if len(y) > 60 else each
+
+
+@pytest.mark.parametrize("model, loss_fn, who", [
+    (lambda: wide(Centred()), loss, "the model"), (wide, harder_half, "loss_fn"),
+    (wide, sign_of_the_hardest, "loss_fn")], ids=["model", "harder half", "sign"])
+def test_a_large_network_and_its_loss_are_tried_at_the_size_of_the_run(model, loss_fn, who):
+    with pytest.raises(ValueError, match=f"{who} mixes examples.*number of the others"):
+        prove_separate(loop_grad_sum, model(), loss_fn, noise(5), largest=107)
+
+
+def test_a_large_network_that_does_not_mix_is_honest():
+    assert max(prove_separate(fast_grad_sum, wide(), loss, noise(5), largest=107)) < 107
