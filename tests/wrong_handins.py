@@ -72,6 +72,9 @@ WRONG = {
     "check_clipped_sum": {
         "not their sum": "lambda g, c: g.sum(0)*min(1., c/max(1e-30, g.sum(0).norm().item()))",
         "stay as they are": "lambda g, c: (c*g/g.norm(dim=1, keepdim=True)).sum(0)",
+        "at most 1, not 2": "lambda g, c: ((c/g.norm(dim=1, keepdim=True)).clamp(max=2)*g).sum(0)",
+        "a norm below 1": "lambda g, c: ((c/g.norm(dim=1, keepdim=True).clamp(min=1.)).clamp("
+                          "max=1)*g).sum(0)",
         "not each coordinate": "lambda g, c: g.clamp(-c, c).sum(0)",
         "counts nothing":
             "lambda g, c: ((c/g.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)*g)"
@@ -116,6 +119,14 @@ WRONG = {
         "another part": "lambda s: (lambda v: 'sampling' if v == 'noise' else v)(VERDICT(s))"},
     "check_mended_step": {
         "the mean is clipped": "lambda g, c, s, b, r: g.mean(0)*min(1., c/g.mean(0).norm().item())",
+        "stay as they are": "lambda g, c, s, b, r: ((c/g.norm(dim=1, keepdim=True).clamp(min=1e-30)"
+                            ")*g).sum(0)/b + s*c/b*torch.randn(g.shape[1], generator=r)",
+        "at most 1, not 2": "lambda g, c, s, b, r: ((c/g.norm(dim=1, keepdim=True).clamp(min=1e-30)"
+                            ").clamp(max=2)*g).sum(0)/b + s*c/b*torch.randn(g.shape[1], "
+                            "generator=r)",
+        "a norm below 1": "lambda g, c, s, b, r: ((c/g.norm(dim=1, keepdim=True).clamp(min=1.)"
+                          ").clamp(max=1)*g).sum(0)/b + s*c/b*torch.randn(g.shape[1], "
+                          "generator=r)",
         "is private": "lambda g, c, s, b, r: a3.clipped(g, c)/len(g)",
         "sigma*max_norm": "lambda g, c, s, b, r: (a3.clipped(g, c)"
                           " + s*torch.randn(g.shape[1], generator=r))/b",
