@@ -4,9 +4,7 @@ import math
 import torch
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from dp_course.exercises import Trial, above, below
-
-AGAIN = "draw from the generator as it is: started anew from its seed it repeats its noise"
+from dp_course.exercises import AGAIN, Trial, above, below, used_generator
 
 
 def check_leak(your_function, seed=None):
@@ -82,13 +80,6 @@ def check_debias(your_function, seed=None):
     with trial.holds("an eps of 1e-3: hardly anybody does"):
         trial.same(truth, .501, 1e-3, rtol=1e-4)
     return trial.card()
-
-
-def used_generator(seed):
-    "A generator from which some numbers were drawn: its seed is known, its next numbers are new."
-    generator = torch.Generator().manual_seed(seed)
-    torch.rand(9, generator=generator)
-    return generator
 
 
 def _answers(trial, values, high, eps, runs):

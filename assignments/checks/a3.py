@@ -1,15 +1,13 @@
 "A3: DP-SGD from scratch, then faster than the loop."
 import math
 import time
-from statistics import NormalDist
 
 import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy, normalize, one_hot, softmax
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from checks.a1 import AGAIN, used_generator
-from dp_course.exercises import Refused, Trial, gap
+from dp_course.exercises import Refused, Trial, gap, has_no_end, is_noise, judge_generator
 
 RTOL = 1e-3  # float32, as in the examples that students see
 
@@ -40,56 +38,6 @@ def bounded(trial, total, base, newcomers, max_norm):
         trial.need(move <= 1 + RTOL, f"one more example moves the sum by {move:.4g} max_norm",
                    "clip every example by itself, all of its gradient together, before anything "
                    "is added up", leaks=True)
-
-
-def is_noise(
-    trial,
-    *parts,  # (k,) thousands of numbers each, in units of the right standard deviation
-):
-    "Refuse what is no independent Gaussian noise; chance is refused once in 100,000 times."
-    z = torch.cat(parts).double()
-    alike = torch.fft.irfft(torch.fft.rfft(z).abs().square(), len(z))[1:len(z)//2 + 1]
-    most = alike.abs().max().item()/math.sqrt(len(z))
-    trial.need(most < 6.5, f"some of the noise is related to some other: {most:.3g} standard "
-               "errors", "every coordinate has noise of its own: whoever knows one knows the other",
-               leaks=True)
-    fourth = z.pow(4).mean().item()
-    for some in (*parts, z):
-        largest = some.abs().max().item()
-        least = NormalDist().inv_cdf(1 - 5.75/len(some))
-        trial.need(largest > least and fourth < 4, f"the largest of {len(some)} is {largest:.3g} "
-                   f"standard deviations, the fourth moment {fourth:.3g}", "the noise has the "
-                   "right size and another shape: the accountant counts on Gaussian noise, "
-                   "torch.randn", leaks=True)
-
-
-def has_no_end(
-    trial,
-    *parts,  # (k,) numbers in units of the right standard deviation, half a million together
-):
-    "Refuse noise that was cut off: whoever sees where it ends tells some neighbours apart."
-    z = torch.cat(parts).double()
-    largest, least = z.abs().max().item(), NormalDist().inv_cdf(1 - 5.75/len(z))
-    trial.need(largest > least, f"the largest of {len(z)} is {largest:.3g} standard deviations",
-               "noise that ends somewhere tells some neighbours apart for sure: leave Gaussian "
-               "noise as long as it comes", leaks=True)
-
-
-def judge_generator(trial, noisy):
-    "Noise comes from the generator, and from the state that it is in."
-    # noisy(generator) -> numbers
-    one, two, other = (noisy(torch.Generator().manual_seed(s)) for s in (7, 7, 8))
-    trial.need(not gap(two, one, 0), "two runs with one seed differ",
-               "pass generator=generator wherever something is drawn")
-    trial.need(bool(gap(other, one)), "another seed gave the same noise",
-               "the same noise in every step can be subtracted: draw it from `generator`",
-               leaks=True)
-    trial.need(bool(gap(noisy(used_generator(7)), one)), "the same noise again", AGAIN, leaks=True)
-    runs = torch.stack([torch.as_tensor(noisy(trial.fresh_generator())) for _ in range(40)])
-    quiet = (runs.std(0)/runs.std(0).median()).min().item()
-    trial.need(quiet > .4,  # chance makes it less once in a billion times
-               f"one coordinate has {quiet:.3g} times the noise of the others",
-               "noise for every coordinate, the first and the last one, too", leaks=True)
 
 
 # --- 1

@@ -11,14 +11,12 @@ from checks.a3 import (
     STRETCHED,
     bounded,
     clipped,
-    is_noise,
-    judge_generator,
     normals,
     short_and_long,
 )
 from dp_course import MUTANTS
 from dp_course.audit import SmallTrainer
-from dp_course.exercises import Trial, gap
+from dp_course.exercises import Trial, gap, is_noise, judge_generator
 
 
 def altered(**changes):

@@ -5,6 +5,7 @@ from .by_hand import check_private_mean as check_private_mean
 from .by_hand import check_steal as check_steal
 from .by_hand import check_update_std as check_update_std
 from .by_hand import check_worst_move as check_worst_move
+from .cards import AGAIN as AGAIN
 from .cards import Blank as Blank
 from .cards import Card as Card
 from .cards import Exercise as Exercise
@@ -16,9 +17,13 @@ from .cards import above as above
 from .cards import below as below
 from .cards import fresh_copy as fresh_copy
 from .cards import gap as gap
+from .cards import has_no_end as has_no_end
 from .cards import how_far as how_far
+from .cards import is_noise as is_noise
+from .cards import judge_generator as judge_generator
 from .cards import listed as listed
 from .cards import record as record
+from .cards import used_generator as used_generator
 from .clipping import check_gradient_sigma as check_gradient_sigma
 from .clipping import check_judge as check_judge
 from .clipping import check_next_threshold as check_next_threshold

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from .cards import Exercise, gap
+from .cards import Exercise, gap, is_noise, judge_generator
 
 # %% ../../nbs/exercises/by_hand.ipynb #1a17e7d3
 def _gradient(trial, pixels, classes, sure=0.):
@@ -195,15 +195,19 @@ def _why_loud(ratio, batch_size, rows):
 
 
 def _loud_enough(rows, fill=0., empty=""):
-    "A property: the noise has the standard deviation sigma C/B = 2 1.5/8."
+    "A property: the noise is Gaussian, of mean 0 and standard deviation sigma C/B = 2 1.5/8."
     def loud(trial):
-        grads = torch.full((rows, 40_000), fill, dtype=torch.float64)
+        grads = torch.full((rows, 40_000 if rows else 500_000), fill, dtype=torch.float64)
         got = torch.as_tensor(trial(grads, 1.5, 2., 8, trial.fresh_generator()))
         got = got.double() - _clipped_mean(grads, 1.5, 0., 8, None)
         ratio = got.std().item()/(2*1.5/8)
         trial.need(got.isfinite().all() and .95 < ratio < 1.05,
                    f"noise of standard deviation {got.std():.4g}, expected {3/8:.4g}",
                    _why_loud(ratio, 8, rows) if rows else empty, leaks=ratio < .95)
+        off = got.mean().item()/(2*1.5/8)
+        trial.need(abs(off)*len(got)**.5 < 4.8, f"the noise has a mean of {off:.3g} standard "
+                   "deviations", "noise has mean 0: nothing else is added to the clipped sum")
+        is_noise(trial, got/(2*1.5/8))
     return loud
 
 
@@ -224,12 +228,8 @@ def _broken_counts_zero(trial):
 
 
 def _generator_decides(trial):
-    case = _table(trial)[:2], 1., 1., 4, trial.fresh_generator()
-    first, second = (torch.as_tensor(trial(*case)) for _ in range(2))
-    trial.need(torch.equal(first, second), "two runs differ", "your noise ignores `generator`")
-    other = torch.as_tensor(trial(*case[:-1], trial.fresh_generator()))
-    trial.need(not torch.equal(first, other), "another generator gave the same numbers",
-               "the same noise in every step can be subtracted: draw it from `generator`", True)
+    table = _table(trial)[:2]
+    judge_generator(trial, lambda generator: trial(table, 1., 1., 4, generator))
 
 
 def _nobody_moves_it_far(trial):

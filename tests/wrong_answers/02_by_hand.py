@@ -52,7 +52,18 @@ EDITS = {
     "the entry of nan alone": ("    norms =", "    grads = grads.nan_to_num()\n    norms ="),
     "the root is missing": ("grads.norm(dim=1, keepdim=True)",
                             "grads.square().sum(1, keepdim=True)"),
-    "ignores `generator`": (", generator=generator", ""),
+    "pass generator=generator": (", generator=generator", ""),
+    "it repeats itself": ("generator=generator", "generator=torch.Generator().manual_seed("
+                          "generator.initial_seed())"),
+    "every coordinate has noise of its own": (NOISE, NOISE.replace("[1]", "[1]//2") + ".repeat(2)"),
+    "whoever knows one knows the other": (
+        LAST, "    half = noise[:len(noise)//2]\n    noise = torch.cat([half, -half])\n" + LAST),
+    "the first and the last one": (LAST, "    noise[0] = 0.\n" + LAST),
+    "the right size and another shape": (
+        NOISE, NOISE.replace("randn", "rand").join(["12**.5*(", " - .5)"])),
+    "the accountant counts on": (NOISE, NOISE + ".sign()"),
+    "Gaussian noise, torch.randn": (NOISE, NOISE + ".clamp(-3, 3)"),
+    "noise has mean 0": ("sigma*max_norm*noise", "sigma*max_norm*(noise + 5)"),
 }
 WRONG = {
     "check_steal": {
