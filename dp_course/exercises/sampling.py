@@ -11,7 +11,7 @@ import math
 import torch
 from scipy import stats
 
-from .cards import Exercise, below, gap
+from .cards import AGAIN, Exercise, below, gap, used_generator
 from ..privacy import epsilon, gaussian_epsilon
 
 # %% ../../nbs/exercises/sampling.ipynb #f46857dd
@@ -125,6 +125,9 @@ def _repeatable(trial):
     first, second = trial(500, .1, generator), trial(500, .1, generator)
     differ = gap(second, torch.as_tensor(first))
     trial.need(not differ, "two batches differ", "your draws ignore `generator`")
+    later = trial(500, .1, used_generator(generator.initial_seed()))
+    trial.need(bool(gap(later, torch.as_tensor(first))), "the same batch again, from a generator "
+               "that has been used since", AGAIN, leaks=True)
 
 
 def _tiny_rate(trial):

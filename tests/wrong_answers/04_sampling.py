@@ -48,6 +48,8 @@ EDITS = {  # diagnosis -> (what the right sampler says, what the wrong one says)
     "every gap is at least 1": ("max(1, math.ceil(math.log(u)/math.log1p(-q)))",
                                 "math.floor(math.log(u)/math.log1p(-q))"),
     "ignore `generator`": (", generator=generator)", ")"),
+    "it repeats itself": ("    at, drawn =", "    generator = torch.Generator().manual_seed("
+                          "generator.initial_seed())\n    at, drawn ="),
     "-q is near that for a tiny q only": ("math.log1p(-q)", "(-q)"),
     "an index of n or more": ("        if at >= n:\n            return torch.tensor(drawn, "
                               "dtype=torch.int64)\n        drawn.append(at)\n",
