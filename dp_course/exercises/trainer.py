@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .cards import Exercise, below, gap
+from .cards import Exercise, below, gap, is_noise
 from ..gradients import FlatClip, loop_grad_sum
 
 # %% ../../nbs/exercises/trainer.ipynb #ddc97eeb
@@ -39,6 +39,10 @@ def _as_many_as_steps(trial, steps=1000):
     different = len(set(noises))
     trial.need(different == steps, f"{steps} steps had {different} different noises",
                "few bytes of the hash make few noises, and one comes again: take eight", True)
+    quiet = torch.tensor(noises).double().std(0).min().item()
+    trial.need(quiet > .8, f"over {steps} steps one number has the standard deviation {quiet:.2g}",
+               "every entry has a noise of its own in every step, the first and the last one, too",
+               True)
 
 
 _SEPARATE = "two names that read the same: put a separator between seed and t"
@@ -47,12 +51,18 @@ _TWINS = {  # what is different, from ("run", 11, total) -> (change, the diagnos
         "the next step": (
             lambda seed, t, total: (seed, t + 1, total),
             "every step has the same noise: t belongs into the name"),
+        "a step a thousand later": (
+            lambda seed, t, total: (seed, t + 1000, total),
+            "every step has a noise of its own: the whole t belongs into the name"),
         "another seed": (
             lambda seed, t, total: ("Run", t, total),
             "whoever reads the code knows your noise: the seed belongs into the name"),
         "another sum": (
             lambda seed, t, total: (seed, t, total + 1),
             "one label changed, and the noise is the same: the sum belongs into the name"),
+        "the sum with the other sign": (
+            lambda seed, t, total: (seed, t, -total),
+            "plus or minus, it is another sum: hash the bytes as they are"),
         "seed 'run1', step 1": (lambda seed, t, total: ("run1", 1, total), _SEPARATE),
         "seed '1run', step 1": (lambda seed, t, total: ("1run", 1, total), _SEPARATE)},
     "down to the last digit, and in this order": {
@@ -65,12 +75,12 @@ _TWINS = {  # what is different, from ("run", 11, total) -> (change, the diagnos
 
 
 def _standard(trial):
-    total = trial.normal(200, 20)
+    total = trial.normal(400, 100)
     noise = trial("a", 0, total)
     trial.need(isinstance(noise, (torch.Tensor, np.ndarray)), f"got a {type(noise).__name__}",
                "a tensor of numbers, in the shape of `total`")
     noise = torch.as_tensor(noise)
-    trial.need(noise.shape == (200, 20), f"shape {tuple(noise.shape)}, not (200, 20)",
+    trial.need(noise.shape == (400, 100), f"shape {tuple(noise.shape)}, not (400, 100)",
                "a number for every entry of `total`, in the shape of `total`")
     trial.need(not noise.is_complex() and noise.isfinite().all(), "not all numbers are finite",
                "standard normal numbers are finite, all of them")
@@ -81,12 +91,13 @@ def _standard(trial):
         why = "standard normal numbers: torch.randn, not torch.rand"
     trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}", why, leaks=std < 1)
     trial.need(abs(mean) < .1, f"the mean is {mean:.3f}", "standard normal numbers have mean 0")
-    # two thirds of uniform numbers lie beyond; 4,000 normal ones err by .008
+    # two thirds of uniform numbers lie beyond; 40,000 normal ones err by .0025
     beyond = (noise.abs() > .6745).double().mean().item()
     trial.need(abs(beyond - .5) < .04, f"{beyond:.3f} of the numbers lie beyond .6745, not half",
                "the spread is right, the shape is not: torch.randn", leaks=True)
     coarse = torch.equal(noise, noise.float().double())
     trial.need(not coarse, "every number has 24 bits only", "noise belongs in float64: draw it so")
+    is_noise(trial, noise.flatten())
 
 
 def _in_another_process(trial, case):

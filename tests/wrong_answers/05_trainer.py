@@ -5,6 +5,8 @@ NOISE = '''def noise_for(seed, t, total):
     generator = torch.Generator().manual_seed(key)
     return torch.randn(total.shape, generator=generator, dtype=torch.float64)
 '''
+RETURN = "    return torch.randn(total.shape, generator=generator, dtype=torch.float64)\n"
+Z = RETURN.replace("return", "z =")
 BYTES = "total.double().numpy().tobytes()"
 PAY = '''def must_pay(events):
     return len({event for event in events if event[0] == "noised"})
@@ -49,6 +51,11 @@ WRONG = {
     "check_noise_for": edited(NOISE, {
         "t belongs into the name": (", step {t}", ""),
         "whoever reads the code": ("{seed}, ", ""),
+        "the whole t": ("step {t}", "step {t % 1000}"),
+        "the bytes as they are": (BYTES, BYTES.replace("()", "().abs()", 1)),
+        "whoever knows one knows": (RETURN, Z + "    return torch.cat([z[:len(z)//2]]*2)\n"),
+        "the first and the last one": (RETURN, Z + "    z.view(-1)[0] = 0\n    return z\n"),
+        "another shape": (RETURN, Z + "    return z.clamp(-3, 3)\n"),
         "put a separator": ("{seed}, step {t}: ", "{seed}{t}"),
         "the sum belongs into the name": (" + " + BYTES, ""),
         "hash every entry in its place": (BYTES, "str(round(total.sum().item(), 6)).encode()"),
