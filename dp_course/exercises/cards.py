@@ -37,16 +37,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #4a4feb86
 def _values(x):
-    "A number, array, tensor or list of such, as one float64 tensor."
+    "A number, array, tensor or list of such, as one float64 tensor; no text, nothing complex."
     if isinstance(x, (list, tuple)):
         return torch.stack([_values(v) for v in x]) if x else torch.zeros(0).double()
+    if np.iscomplexobj(x) or torch.is_tensor(x) and x.is_complex():
+        raise TypeError("a complex number")
     if isinstance(x, torch.Tensor):
         return x.detach().cpu().double()
+    if isinstance(x, (str, bytes)) or np.asarray(x).dtype.kind in "SU":
+        raise TypeError("text")
     return torch.as_tensor(np.asarray(x, dtype=np.float64))
 
 
 def _shown(x, most=8):
     "A value in few characters."
+    if isinstance(x, np.ndarray) and x.dtype.kind not in "biufc":
+        x = x.tolist()
     if isinstance(x, (torch.Tensor, np.ndarray)):
         x = torch.as_tensor(x).detach()
         if x.numel() > most:
