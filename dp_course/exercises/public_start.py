@@ -85,14 +85,17 @@ check_centred = Exercise(
 
 # %% ../../nbs/exercises/public_start.ipynb #851056bc
 def _two_searches(trial, seeds, fresh, first=.1):
-    "Accuracies of four rates: held out, where one wins and one is lucky; tested, a third wins."
-    names = [first*4**i for i in range(4)]
-    winner, lucky, other, last = torch.randperm(4, generator=trial.generator).tolist()
+    "Accuracies of five rates: held out, one wins, one is lucky, one unlucky; tested, another wins."
+    names = [first*4**i for i in range(5)]
+    winner, lucky, other, last, worst = torch.randperm(5, generator=trial.generator).tolist()
     held_out = {name: 70 + trial.normal(seeds) for name in names}
     tested = {name: 70 + trial.normal(fresh) for name in names}
     held_out[names[winner]] += 6
     held_out[names[lucky]] -= 9
-    held_out[names[lucky]][0] = 85.
+    held_out[names[lucky]][0] = 90.
+    held_out[names[last]] += 12
+    held_out[names[last]][0] = 50.
+    held_out[names[worst]] -= 20
     tested[names[other]] += 6
     tested[names[last]] -= 6
     return held_out, tested
@@ -116,7 +119,7 @@ check_own_rate = Exercise(
     "that held-out images choose, and what is reported: mean, standard error.",
     truth=_reported,
     properties={
-        "four rates, three seeds each": lambda trial: [_two_searches(trial, 3, 3)],
+        "five rates, three seeds each": lambda trial: [_two_searches(trial, 3, 3)],
         "more seeds on the test set than on held-out images":
             lambda trial: [_two_searches(trial, 3, 8, first=.01)],
         "one rate was tried": _one_rate},
@@ -131,6 +134,10 @@ check_own_rate = Exercise(
             lambda h, t: _reported(h, h),
         "one lucky seed chose: compare means over the seeds":
             lambda h, t: _reported(h, t, torch.max),
+        "means of the held-out accuracies choose, not medians":
+            lambda h, t: _reported(h, t, torch.median),
+        "the best of the held-out means chooses, not the worst":
+            lambda h, t: _reported(h, t, lambda found: -found.mean()),
         "that is the spread of one run; the mean of k runs has 1/sqrt(k) of it":
             lambda h, t: _reported(h, t, of_mean=False),
         "the sample standard deviation divides by k - 1":

@@ -43,6 +43,7 @@ WRONG = {
         "made for mini-batch noise": ADVISE.replace(
             "matched_lr(lr, old, run(best))", 'lr*best["batch_size"]/batch_size')},
     "check_enough_steps": {
+        "not medians": ENOUGH.replace(".mean()", ".median()"),
         "that is the best mean": "lambda found: max(found, key=lambda t: found[t].mean())",
         "spreads by std/sqrt(n)": ENOUGH.replace("/len(found[t])", "").replace("/len(found[best])",
                                                                                ""),
