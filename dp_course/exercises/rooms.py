@@ -140,8 +140,9 @@ check_on_grid = Exercise(
     truth=_on_grid,
     rtol=1e-6,
     properties={
-        "losses on grid points stay there":
-            [(np.array([.8, .2]), np.array([.2, .8]), math.log(4)*np.arange(-2., 3))],
+        "losses on grid points stay there, on the last one, too": [
+            (np.array([.8, .2]), np.array([.2, .8]), math.log(4)*np.arange(-2., end))
+            for end in (3, 2)],
         "the masses, on grids of two widths": lambda trial: [
             (*_outputs(trial), _EVEN), (*_outputs(trial, 40), np.linspace(-7, 7, 30))],
         "delta is never below the truth, and both totals stay": _totals,
@@ -152,7 +153,9 @@ check_on_grid = Exercise(
         "split by the distance to both ends, the mean loss stays; it is Q's total that must stay":
             _placed(lambda p, q, loss, low, high: (loss - low)/(high - low)),
         "the loss is log(p/q), of P against Q: you have them the wrong way round":
-            lambda p, q, grid: _on_grid(q, p, grid)},
+            lambda p, q, grid: _on_grid(q, p, grid),
+        "the last point of the grid is a place as any other":
+            lambda p, q, grid: _on_grid(np.where(p < .999*q*np.exp(grid[-1]), p, 0), q, grid)},
     leaks={
         "rounded down, delta is under-reported: what is called private need not be":
             _placed(lambda p, q, loss, low, high: loss >= high - 1e-12),

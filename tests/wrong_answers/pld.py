@@ -24,6 +24,8 @@ WRONG = {
         "rounded up": rounded("p*(loss > low + 1e-12)"),
         "rounded to the nearest": rounded("p*(loss > (low + high)/2)"),
         "split by the distance": rounded("p*(loss - low)/(high - low)"),
+        "the last point of the grid": rounded(SPLIT).replace(
+            "(q > 0)", "(q > 0) & (p < .999*q*np.exp(grid[-1]))"),
         "the wrong way round": rounded(SPLIT).replace("seen =", "p, q = q, p; seen ="),
         "the loss is infinite": rounded(SPLIT).replace("(q > 0)", "(q > -1)").replace(
             "np.log(p/q)", "np.log(p/np.maximum(q, p/9))")},
