@@ -96,7 +96,8 @@ WRONG = {
     "check_move": {
         "seed both generators": "lambda s, b, z: a4.moved(s, b, z, seeds=(0, 1))",
         "divide by suspect.bound": "lambda s, b, z: a4.moved(s, b, z, unit=False)",
-        "not the longest": "lambda s, b, z: a4.moved(s, b, z, together=False)"},
+        "not the longest": "lambda s, b, z: a4.moved(s, b, z, together=False)",
+        "with her and without her": "lambda s, b, z: a4.moved(s, [part[:0] for part in b], z)"},
     "check_noise": {
         "not variances": "lambda s, b, t=300: {k: v**2 for k, v in NOISE(s, b, t).items()}",
         "an average hides": "lambda s, b, t=300: dict.fromkeys(NOISE(s, b, t),"

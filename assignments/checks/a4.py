@@ -48,6 +48,12 @@ def _bound_too_wide(grads, max_norm):
     return right(grads, 1.5*max_norm)
 
 
+def _bound_by_who_came(grads, max_norm):
+    right = SmallTrainer.__dataclass_fields__["bound"].default
+    total, norms = right(grads, max_norm)
+    return {name: 25*part/(1 + len(norms)) for name, part in total.items()}, norms
+
+
 def _less_noise(trainer, total, b, generator):
     right = SmallTrainer.__dataclass_fields__["noise"].default
     return right(replace(trainer, max_norm=.6*trainer.max_norm), total, b, generator)
@@ -79,6 +85,10 @@ def moved(suspect, batch, newcomer, seeds=(0, 0), unit=True, together=True):
     return length/suspect.bound if unit else length
 
 
+def _alone(suspect, batch, newcomer):
+    return moved(suspect, [part[:0] for part in batch], newcomer)
+
+
 def _stranger(trial, size=1.):
     label = torch.randint(3, (1,), generator=trial.generator)
     return size*torch.randn(1, 8, generator=trial.generator), label
@@ -94,7 +104,8 @@ def check_move(your_function, seed=None):
             "in units of the bound: divide by suspect.bound":
                 lambda *args: moved(*args, unit=False),
             "one length over all parameters together, not the longest of them":
-                lambda *args: moved(*args, together=False)})
+                lambda *args: moved(*args, together=False),
+            "the others are in the batch, too, with her and without her": _alone})
 
     def judged(change, size=1.):
         case = suspect(change), examples(trial.seed % 1000 + trial.calls), _stranger(trial, size)
@@ -112,6 +123,8 @@ def check_move(your_function, seed=None):
         judged(MUTANTS["beech"].of)
     with trial.holds("one whose bound is too wide, which no list names"):
         judged(UNSEEN["a bound half as much again"][0], 50.)
+    with trial.holds("one that looks at who else came"):
+        judged(altered(bound=_bound_by_who_came), 50.)
     return trial.card()
 
 
