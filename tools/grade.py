@@ -26,6 +26,7 @@ import nbformat
 ROOT = assign.ROOT
 NO_DATA = "cannot be verified on this machine"  # as in assignments/leaderboard.py
 BIG = 100*2**20  # bytes: larger files are not copied
+MOST, LARGE = 2000, 5*2**20  # cells, bytes of a notebook that somebody has written
 UNREADABLE = "nbgrader cannot read it: is it a notebook?"
 ZERO = dict(cells=[], seconds=0.)
 STUB = r"# YOUR CODE HERE\n\s*\.\.\.\s*$"  # what stands in an answer that nobody has written
@@ -37,14 +38,16 @@ STUB = r"# YOUR CODE HERE\n\s*\.\.\.\s*$"  # what stands in an answer that nobod
 def find(folder):
     "(student, assignment) -> her notebook, for the layouts that people have."
     found, known = {}, "|".join(assign.names())
-    for path in sorted(Path(folder).rglob("*.ipynb")):
+    shallow_last = sorted(Path(folder).rglob("*.ipynb"), key=lambda p: (-len(p.parts), p))
+    for path in shallow_last:  # the last one counts: a backup lies deeper
         parts = path.relative_to(folder).parts
         if any(part.startswith(".") for part in parts) or path.is_symlink() or not path.is_file():
             continue
         flat = re.fullmatch(rf"(.+?)[-_ ]({known})\.ipynb", parts[0])
         if len(parts) == 1 and flat:                                     # ada_a1.ipynb
             who, name = flat.groups()
-        elif len(parts) in (2, 3) and re.fullmatch(known, path.stem):    # ada/a1.ipynb, ada/a1/a1..
+        elif re.fullmatch(known, path.stem) and parts[1:-1] in ((), (path.stem,)) and parts[1:]:
+            # ada/a1.ipynb, ada/a1/a1.ipynb
             who, name = parts[0], path.stem
         else:
             continue
@@ -78,6 +81,15 @@ def as_typed(text):
     return f"{fence}text\n{text}\n{fence}"
 
 
+class TooLarge(Exception):
+    "A notebook that nobody can have written."
+
+
+def refuse_large(path):
+    if path.stat().st_size > LARGE:
+        raise TooLarge(f"It is larger than {LARGE >> 10:,} kB: without outputs it would be small.")
+
+
 def tame(
     path,   # notebook, handed in: it is rewritten
     given,  # notebook, as it was handed out
@@ -85,9 +97,12 @@ def tame(
     "Keep a notebook's cells and nothing else; prose that is not ours is shown as it was typed."
     # whatever is raised: it is no notebook
     cells = nbformat.reads(path.read_text(encoding="utf-8-sig"), 4).cells
+    if len(cells) > MOST:
+        raise TooLarge(f"It has {len(cells):,} cells, and may have {MOST:,}.")
     ours = nbformat.read(given, 4).cells
     prose = {cell.source for cell in ours if cell.cell_type == "markdown"}
-    known = {cell.metadata.nbgrader.grade_id for cell in ours if "nbgrader" in cell.metadata}
+    known = {cell.metadata.nbgrader.grade_id: cell.metadata.nbgrader for cell in ours
+             if "nbgrader" in cell.metadata}
     last = {cell.metadata.get("nbgrader", {}).get("grade_id"): cell for cell in cells}  # of copies
     kept = []
     for cell in cells:
@@ -98,7 +113,7 @@ def tame(
             text = cell.source if cell.source in prose else as_typed(cell.source)
             kept.append(nbformat.v4.new_markdown_cell(text))
         if told.get("grade_id") in known and last[told.grade_id] is cell:
-            kept[-1].metadata = {"nbgrader": told}
+            kept[-1].metadata = {"nbgrader": known[told.grade_id]}  # ours: hers may say anything
     kernel = dict(name="python3", display_name="Python 3", language="python")
     book = nbformat.v4.new_notebook(cells=kept, metadata={"kernelspec": kernel})
     path.write_text(nbformat.writes(book), encoding="utf-8")
@@ -109,12 +124,14 @@ def take(course, who, name, path, alone):
     _clear(course, who, name)
     place = course/"submitted"/who/name
     try:
+        refuse_large(path)
         collect(path, place, alone)
         mine = (place/path.name).rename(place/f"{name}.ipynb")
         tame(mine, course/"release"/name/f"{name}.ipynb")
+    except TooLarge as error:
+        return f"{UNREADABLE} {error}"
     except Exception:
-        more = f" It is larger than {BIG >> 20} MB."*(path.stat().st_size > BIG)
-        return UNREADABLE + more
+        return UNREADABLE
     return _autograde(course, who, name, None)
 
 
@@ -262,7 +279,7 @@ def _autograde(course, who, name, execute):
 
 
 def _zero(course, who, name):
-    "Write zero into the gradebook for what cannot be graded."
+    "Write zero into the gradebook: what is not graded has no points, nor those of a former try."
     from nbgrader.api import Gradebook
     with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
         book.update_or_create_student(who)
@@ -287,7 +304,8 @@ def _note(course, who, name, why):
     cells = nbformat.read(course/"autograded"/who/name/f"{name}.ipynb", 4).cells
     ended = {question: "its cell is missing" for question, *_ in scores(course, who, name)}
     for cell in filter(is_graded, cells):
-        errors = [o.ename for o in cell.outputs if o.output_type == "error"]
+        errors = [o.ename if o.ename.isidentifier() else "an error" for o in cell.outputs
+                  if o.output_type == "error"]  # she may call a class whatever she likes
         ended[cell.metadata.nbgrader.grade_id] = errors[0] if errors else ""
     found = {}
     for question, said in ended.items():
@@ -346,6 +364,7 @@ def grade(folder, out, jobs=2, limits={}, boxed=True, feedback=True, say=print):
     execute = _preprocessor(runs)
     rows = []
     for key in found:
+        _zero(course, *key)
         if key in runs:
             notes[key] = _autograde(course, *key, execute) or _note(course, *key, runs[key]["why"])
         if key not in runs or notes[key].startswith("nbgrader"):
@@ -361,14 +380,29 @@ def _number(x):
     return f"{x:.2f}".rstrip("0").rstrip(".")
 
 
+def _printable(text):
+    "Text in one line: without control characters, and without halves of characters."
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def _in_csv(text):
+    "Text that no program takes for a formula."
+    return "'"*str(text).startswith(("=", "+", "-", "@")) + _printable(text)
+
+
 def _write_csv(path, lines):
     with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(lines)
+        csv.writer(file).writerows([map(_in_csv, line) for line in lines])
+
+
+def _as_text(text):
+    "Text that Markdown shows as it is, in one cell."
+    return _printable(text).replace("<", "&lt;").replace("|", "/")
 
 
 def _in_markdown(head, lines):
     rows = [head, ["---"]*len(head), *lines]
-    return ["| " + " | ".join(str(text).replace("|", "/") for text in row) + " |" for row in rows]
+    return ["| " + " | ".join(map(_as_text, row)) + " |" for row in rows]
 
 
 def by_student(rows):
@@ -404,7 +438,7 @@ def write_tables(rows, out, ignored=()):
             *_in_markdown(["student", "assignment", "points by question", "note"], questions)]
     if ignored:
         text += ["", "Not graded: no name says whose they are, or another has the same.", "",
-                 *(f"- {path}" for path in ignored)]
+                 *(f"- {_as_text(path)}" for path in ignored)]
     (out/"grades.md").write_text("\n".join(text) + "\n", encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ from grade_student import (  # noqa: F401
     _error,
     _make_shell,
     encode,
+    limit_memory,
     run_cell,
 )
 
@@ -316,6 +317,7 @@ def serve():
                 patience.daemon = True  # should an answer keep the judge himself busy
                 patience.start()
                 no_alarm()
+                limit_memory(job["limits"]["memory_mb"])  # an answer may grow when it is compared
                 supervise(job)
             except BaseException:
                 traceback.print_exc()

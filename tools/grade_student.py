@@ -218,6 +218,13 @@ class _Ready:
 # --- what goes back
 
 
+def _as_torch_has_it(array):
+    "The same numbers in an order of bytes and a precision that PyTorch knows."
+    import numpy as np
+    native = array.dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, np.float64 if native == np.longdouble else native)
+
+
 def encode(x):
     """An answer as plain data for JSON: numbers, text, lists, tuples, dicts, tensors, arrays.
 
@@ -232,6 +239,8 @@ def encode(x):
         return {"list" if isinstance(x, list) else "tuple": list(map(encode, x))}
     if isinstance(x, dict):
         return {"dict": [[encode(key), encode(value)] for key, value in x.items()]}
+    if isinstance(x, np.floating):  # the item of a longdouble is a longdouble
+        return float(x)
     if isinstance(x, np.generic):
         return encode(x.item())
     if isinstance(x, str):
@@ -241,8 +250,9 @@ def encode(x):
     if isinstance(x, (numbers.Real, Decimal)):
         return float(x)
     if isinstance(x, np.ndarray):
-        return {"array": encode(torch.from_numpy(np.ascontiguousarray(x)).reshape(x.shape))}
+        return {"array": encode(torch.from_numpy(_as_torch_has_it(x)).reshape(x.shape))}
     if isinstance(x, torch.Tensor):
+        x = x if x.layout == torch.strided else x.to_dense()
         flat = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         data = base64.b64encode(flat.numpy().tobytes()).decode()
         return {"tensor": data, "dtype": str(x.dtype).split(".")[1], "shape": list(x.shape)}
@@ -280,12 +290,19 @@ def answer(shell, name, args, seed, seconds):
     return {**said, "printed": sink.text()[:1000]}
 
 
-def limit(memory_mb, file_mb, seconds):
+def limit_memory(memory_mb, for_good=False):
     "Set what this process may use beyond what it has now."
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     room = pages*resource.getpagesize() + memory_mb*2**20
-    for kind, most in ((resource.RLIMIT_AS, room), (resource.RLIMIT_FSIZE, file_mb*2**20),
-                       (resource.RLIMIT_CPU, 4*seconds), (resource.RLIMIT_CORE, 0)):
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (room, room if for_good else hard))
+
+
+def limit(memory_mb, file_mb, seconds):
+    "Set what this process may use, from now on and for good."
+    limit_memory(memory_mb, for_good=True)
+    for kind, most in ((resource.RLIMIT_FSIZE, file_mb*2**20), (resource.RLIMIT_CPU, 4*seconds),
+                       (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(kind, (most, most))
 
 

@@ -30,11 +30,12 @@ def judge_case(trial, truth, slips, *args):
 def bounded(trial, total, base, newcomers, max_norm):
     "The guarantee itself: one more example moves a sum by `max_norm` at most."
     # total(*rows) -> clipped sum; base, newcomers: tuples of tensors of rows
-    before = total(*base)
+    before = torch.as_tensor(total(*base)).double()
     for first, last in [(base, new) for new in newcomers] + [(new, base) for new in newcomers]:
-        after = total(*(torch.cat(pair) for pair in zip(first, last)))
-        move = torch.as_tensor(after).double() - torch.as_tensor(before).double()
-        move = move.norm().item()/max_norm
+        after = torch.as_tensor(total(*(torch.cat(pair) for pair in zip(first, last)))).double()
+        trial.need(after.shape == before.shape, f"the shapes {tuple(before.shape)} and "
+                   f"{tuple(after.shape)}", "a sum has one shape, whoever is in it")
+        move = (after - before).norm().item()/max_norm
         trial.need(move <= 1 + RTOL, f"one more example moves the sum by {move:.4g} max_norm",
                    "clip every example by itself, all of its gradient together, before anything "
                    "is added up", leaks=True)

@@ -301,6 +301,8 @@ def check_mended_step(your_function, seed=None):
             grads = normals(trial, rows, 5000)  # what differs between two runs is noise
             one, two = (torch.as_tensor(trial(grads, max_norm, sigma, size, trial.fresh_generator())
                                         ).double() for _ in range(2))
+            trial.need(one.shape == two.shape == (5000,), f"the shapes {tuple(one.shape)} and "
+                       f"{tuple(two.shape)}", "a step has the shape of one row")
             z = ((one - two)/math.sqrt(2) if rows else one)*size/(sigma*max_norm)
             ratio = z.std().item()
             why = "sigma is a multiplier: the noise is sigma*max_norm" if (

@@ -785,11 +785,14 @@ STRANGE = {
 @pytest.mark.filterwarnings("ignore")
 def test_a_strange_notebook_stops_no_class(tmp_path, monkeypatch):
     "It is called unreadable, and no part of it goes on."
-    monkeypatch.setattr(grade, "BIG", 10**5)
+    monkeypatch.setattr(grade, "LARGE", 10**5)
+    monkeypatch.setattr(grade, "MOST", 3)
     release = tmp_path/"course/release/a1"
     release.mkdir(parents=True)
     nbformat.write(nbformat.v4.new_notebook(), release/"a1.ipynb")
-    for what, text in {**STRANGE, "large": "{" + " "*10**5}.items():
+    long = nbformat.v4.new_notebook(cells=[nbformat.v4.new_raw_cell("")]*4)
+    for what, text in {**STRANGE, "many cells": nbformat.writes(long),
+                       "large": "{" + " "*10**5}.items():
         (tmp_path/"a1.ipynb").write_text(text)
         said = grade.take(tmp_path/"course", "ada", "a1", tmp_path/"a1.ipynb", True)
         assert said.startswith(grade.UNREADABLE), what
@@ -811,6 +814,54 @@ def test_what_is_graded_under_nobodys_name_is_listed(tmp_path):
     assert grade.ignored(tmp_path, found) == lost
     grade.write_tables([], tmp_path, lost)
     assert "- bob/A1.ipynb" in (tmp_path/"grades.md").read_text()
+
+
+def test_a_backup_is_not_graded(tmp_path):
+    "What lies deepest is the oldest; only a folder of its own name is nbgrader's."
+    for name in ("ada/a1.ipynb", "ada/a1/a1.ipynb", "ada/old/a1.ipynb", "bob/old/a1.ipynb",
+                 "eve/a1/a1.ipynb"):
+        (tmp_path/name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path/name).touch()
+    assert grade.find(tmp_path) == {("ada", "a1"): tmp_path/"ada/a1.ipynb",
+                                    ("eve", "a1"): tmp_path/"eve/a1/a1.ipynb"}
+
+
+def test_nothing_of_a_students_is_a_row_a_formula_or_markup(tmp_path):
+    "Names of files in other alphabets than ours, too."
+    forged = "x.ipynb\n| eve | 20 | 20 | 20 | <b>\x1b[2J"
+    (tmp_path/os.fsdecode(b"caf\xe9.ipynb")).touch()
+    lost = [*grade.ignored(tmp_path, {}), forged]
+    grade.write_tables([("@eve", "a1", [("a1-1", 0., 4.)], "=1+1: 1")], tmp_path, lost)
+    shown = (tmp_path/"grades.md").read_text()
+    assert "- caf?.ipynb\n- x.ipynb?/ eve / 20 / 20 / 20 / &lt;b>?[2J\n" in shown
+    assert (tmp_path/"grades.csv").read_text().splitlines()[1] == "'@eve,a1,a1-1,0,4,'=1+1: 1"
+
+
+def test_what_nbgrader_knows_of_a_cell_is_ours(tmp_path):
+    given = {"nbgrader": {"grade_id": "q1", "grade": True, "solution": False}}
+    swapped = {"nbgrader": {"grade_id": "q1", "grade": False, "solution": True}}
+    for name, told in (("given", given), ("hers", swapped)):
+        cell = nbformat.v4.new_code_cell("x = 1", metadata=told)
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path/f"{name}.ipynb")
+    grade.tame(tmp_path/"hers.ipynb", tmp_path/"given.ipynb")
+    assert dict(nbformat.read(tmp_path/"hers.ipynb", 4).cells[0].metadata) == given
+
+
+@pytest.mark.parametrize("check,before", [("check_mended_step", 5000), ("check_clipped_sum", 4)])
+def test_answers_that_grow_when_they_are_subtracted_are_refused(check, before, spaces):
+    "(n,1) minus (1,n) has n^2 numbers: in the judge, not in the box."
+    flips = []
+
+    def grows(grads, *rest):
+        flips.append(0)
+        return torch.zeros(*((grads.shape[1], 1), (1, grads.shape[1]))[len(flips) % 2])
+    card = getattr(CHECKS[ASKED[check][0]], check)(grows, SEED)
+    assert not card.solved
+    trial = exercises.Trial(grows, check)
+    with trial.holds("a sum"):
+        a3.bounded(trial, lambda rows: trial(rows), (torch.ones(2, before),),
+                   [(torch.ones(1, before),)], 1.)
+    assert "shapes" in trial.outcomes[0].numbers
 
 
 def test_of_a_copied_cell_the_last_one_is_graded(tmp_path):
@@ -1014,6 +1065,11 @@ def test_answers_travel_as_plain_data():
     got = grade_sandbox.decode(json.loads(json.dumps(grade_sandbox.encode(own))))
     assert torch.equal(got[0][0], x) and type(got[0]) is tuple
     assert got[1:] == [{"w": 1.}, .25, math.inf, "noise", 2]
+    rare = [np.longdouble(2), np.ones(2, np.longdouble), np.ones(2, ">f4"),
+            torch.eye(2).to_sparse()]
+    got = grade_sandbox.decode(json.loads(json.dumps(grade_sandbox.encode(rare))))
+    for value, want in zip(got, (2., [1, 1], [1, 1], torch.eye(2))):
+        assert torch.equal(torch.as_tensor(value).double(), torch.as_tensor(want).double())
     strange = grade_sandbox.decode(grade_sandbox.encode(object()))
     assert repr(strange) == "an object of type object"
     short = {"tensor": "AAAA", "dtype": "float32", "shape": [7]}
