@@ -1,7 +1,8 @@
 """Answers of students as text: slips.txt, right_answers.txt.
 
 slips.txt: under each check perhaps a right answer, indented; then a wrong one a line, as code, or
-as a part of the right answer and what stands there instead. `!` breaks privacy, `-` does not.
+as a part of the right answer and what stands there instead. `!` breaks privacy, `-` does not. In
+brackets: words of the diagnosis, where another would be untrue.
 """
 import json
 import re
@@ -25,7 +26,7 @@ def _code(told, base):
 
 
 def slips():
-    "(check, what is wrong, code, whether it breaks privacy) of every wrong answer."
+    "(check, what is wrong, code, whether it breaks privacy, words) of every wrong answer."
     check, base = "", ""
     for line in (HERE/"slips.txt").read_text().splitlines():
         if line.startswith("["):
@@ -34,7 +35,8 @@ def slips():
             base += line[4:] + "\n"
         elif line:
             what, told = line[2:].split(": ", 1)
-            yield check, what, _code(told, base), line[0] == "!"
+            words = re.search(r"\[(.*)\]$", what)
+            yield check, what, _code(told, base), line[0] == "!", words[1] if words else ""
 
 
 def right():
@@ -55,13 +57,15 @@ def named(code, name):
 
 def complaints(checks, verdict, all_of_them):
     "What a judge gets wrong; `verdict(check, code)` is a card. Not all: without what is costly."
-    for check, what, code, leaks in slips():
+    for check, what, code, leaks, words in slips():
         if check in checks and (all_of_them or leaks and check not in DEAR):
             card = verdict(check, code)
             passed, total = card.score
             said = f"{check}, {what}: {passed} of {total}, {card.why!r}"
             if card.solved or not card.why:
                 yield f"{said}: passed, or without a diagnosis"
+            elif words and (words not in card.why or card.leaks != leaks):
+                yield f"{said}: not {words!r}, or wrong about privacy"
             elif leaks and 2*passed > total:
                 yield f"{said}: it breaks privacy and earns more than half"
     for check, how, code in right():

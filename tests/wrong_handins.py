@@ -172,6 +172,10 @@ def trainer(*changes):
     return text
 
 
+WRONG["check_train"] = {
+    "short gradients stay as they are": trainer(("y[chosen], max_norm)", "y[chosen], max_norm, "
+                                                 "most=1e30)"))}
+
 LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each breaks privacy
     "check_leak": {
         "half of it": ("", "lambda p: .5*math.log(p/(1 - p)) if p < 1 else math.inf")},

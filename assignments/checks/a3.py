@@ -420,6 +420,14 @@ def _by_n(drawn, q):
     return len(least) > 0 and abs(least.min().item()/q - 1) < .05
 
 
+def _stretched(drawn):
+    "Does every draw count the same, and not 1? Then gradients are too long, or too short."
+    marks = drawn[drawn > .01]
+    times = marks/marks.min() if len(marks) else marks
+    whole = len(times.round().unique()) > 2 and (times - times.round()).abs().max() < .05
+    return bool(whole) and abs(marks.min().item() - 1) > .05
+
+
 def _judge_coins(trial, drawn, q, steps):
     "Who was drawn, and how often: coins know nothing of each other."
     # Each bound is 4.4 standard errors of the coins or more: chance exceeds it once in 100,000
@@ -428,6 +436,8 @@ def _judge_coins(trial, drawn, q, steps):
     mean, variance = sizes.mean().item(), sizes.var().item()*steps
     trial.need(not _by_n(drawn, q), f"a step is {mean/(n*q):.3g} times as long as it should be",
                "divide by the expected batch q*n, not by n")
+    trial.need(not _stretched(drawn), "all who are drawn move the weights too far, or not enough",
+               "short gradients stay as they are, and q*n divides")
     trial.need(variance > .45*coins, f"batch sizes vary by {variance:.3g}, coins by {coins:.3g}",
                "a shuffle or a fixed size is not Poisson sampling: toss a coin for every example, "
                "and divide by q*n, not by the batch that came up", leaks=True)

@@ -40,13 +40,14 @@ def _values(x):
     "A number, array, tensor or list of such, as one float64 tensor; no text, nothing complex."
     if isinstance(x, (list, tuple)):
         return torch.stack([_values(v) for v in x]) if x else torch.zeros(0).double()
-    if np.iscomplexobj(x) or torch.is_tensor(x) and x.is_complex():
-        raise TypeError("a complex number")
-    if isinstance(x, torch.Tensor):
-        return x.detach().cpu().double()
-    if isinstance(x, (str, bytes)) or np.asarray(x).dtype.kind in "SU":
-        raise TypeError("text")
-    return torch.as_tensor(np.asarray(x, dtype=np.float64))
+    if not isinstance(x, torch.Tensor):
+        x = np.asarray(x)
+        if x.dtype.kind in "SUc":
+            raise TypeError("no number")
+        return torch.as_tensor(x.astype(np.float64))
+    if x.is_complex():
+        raise TypeError("no number")
+    return x.detach().cpu().double()
 
 
 def _shown(x, most=8):
@@ -348,16 +349,26 @@ def _home(folder):
     return above[0] if above else Path(folder)
 
 
+def _is_entry(entry):
+    "Whether this was written by `record`."
+    if not isinstance(entry, dict) or entry.keys() != {"best", "tries", "last"}:
+        return False
+    best, counts = entry["best"], [entry["tries"]]
+    counts += best if isinstance(best, list) and len(best) == 2 else [None]
+    return isinstance(entry["last"], str) and all(type(n) is int for n in counts)
+
+
 def _kept(folder="."):
     "What is kept there: name of a check -> best score, tries, last fingerprint."
     path = _home(folder)/PROGRESS
-    if not path.exists():
+    if not path.is_file():
         return _FORGOTTEN
     try:
         kept = json.loads(path.read_text(encoding="utf-8") or "{}")
-    except ValueError:
+    except (OSError, ValueError):
         kept = {}  # a damaged file costs the counts, never the lesson
-    return kept if isinstance(kept, dict) else {}
+    entries = kept.items() if isinstance(kept, dict) else ()
+    return {name: entry for name, entry in entries if _is_entry(entry)}
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #8cf625f9
 def record(
@@ -376,29 +387,36 @@ def record(
     if total and passed/total >= entry["best"][0]/max(1, entry["best"][1]):
         entry["best"] = [passed, total]
     path = _home(folder)/PROGRESS
-    if path.exists():
-        written = path.with_suffix(f".{os.getpid()}")
-        written.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        os.replace(written, path)
+    if path.is_file():
+        with contextlib.suppress(OSError):  # a full disk costs the counts, too
+            written = path.with_suffix(f".{os.getpid()}")
+            written.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            os.replace(written, path)
     return entry["tries"]
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #abfefefe
-def listed(
-    folder,  # with notebooks
-):           # dict: name of the notebook -> names of its checks; lessons first, then rooms
-    "Find the exercises in a folder and its workshop: stubs that end in `check_...(name)`."
-    found = {}
-    lessons = sorted(Path(folder).glob("[0-9]*.ipynb"))
-    for path in lessons + sorted(Path(folder).glob("workshop/**/*.ipynb")):
-        names = []
+def _asked(path):
+    "Names of the checks in a notebook; none if nobody can read it."
+    names = []
+    try:
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             last = "".join(cell["source"]).rstrip().split("\n")[-1]
             asked = re.search(r"^(check_\w+)\(\w+\)$", last)
             if asked and "exercise" in cell["metadata"].get("tags", []):
                 names.append(asked[1])
-        if names:
-            found[path.stem] = names
-    return found
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+    return names
+
+
+def listed(
+    folder,  # with notebooks
+):           # dict: name of the notebook -> names of its checks; lessons first, then rooms
+    "Find the exercises in a folder and its workshop: stubs that end in `check_...(name)`."
+    lessons = sorted(Path(folder).glob("[0-9]*.ipynb"))
+    rooms = sorted(Path(folder).glob("workshop/**/*.ipynb"))
+    found = {path.stem: _asked(path) for path in lessons + rooms if "-Copy" not in path.stem}
+    return {stem: names for stem, names in found.items() if names}
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #fd95ff70
 class Progress:
@@ -465,6 +483,14 @@ class _Seen:
         "Whether the answer is nothing but zeros."
         pair = self.numbers()
         return pair is not None and not pair[0].any()
+
+    def is_one_number(self):
+        pair = self.numbers()
+        return pair is not None and len(pair[0]) == 1
+
+    def is_choice(self):
+        "Whether one of the things that were given is asked for: no number, though it may be one."
+        return self.rtol == 0 and not any(type(x) in (int, float) for x in self.args)
 
     def numbers(self):
         "What was answered and what is right, number by number, where both are numbers."
@@ -547,6 +573,14 @@ def _is_like(got, want):
         return False
 
 
+@contextlib.contextmanager
+def _quietly():
+    "No warnings, for the card says what is wrong; gradients, also where the student needs none."
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        yield
+
+
 class Trial:
     "A student's function on its way through the properties of one exercise."
     too_slow = "a loop that never ends, or a long way round: the whole check takes seconds"
@@ -600,8 +634,7 @@ class Trial:
         self.seen = []
         numbers, why, leaks = None, "", False
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the card says what is wrong
+            with _quietly():
                 yield
         except (Blank, Refused) as refused:
             numbers = str(refused) or "no answer"
@@ -710,15 +743,24 @@ class Trial:
             return outcome.why, outcome.leaks
         near = [why for why, slip in (self.leaks | self.slips).items()
                 if all(seen.is_from(slip) for seen in outcome.seen) and not self._is_right(slip)]
-        if len(near) > 1 and all(seen.is_zero() for seen in wrong):  # clamped, as many others are
+        zeros = all(seen.is_zero() for seen in wrong)
+        if zeros and len(near) > 1:  # clamped, as many others are
             near = [why for why in near if self._explains(why)]
+        elif zeros or len(outcome.seen) == 1 and wrong[0].is_one_number():  # little to go by
+            near = [why for why in near if self._explains_more(why, outcome)]
         if len(near) > 1:
             near.sort(key=lambda why: not self._explains(why))
         kind = "" if _is_like(wrong[0].got, wrong[0].want) else self.another_kind
-        everywhere = [seen for out in self.outcomes for seen in out.seen if seen.differs]
-        why = (near[0] if near else kind or _of_one_rule(wrong) or _of_one_rule(everywhere)
-               or self._depends(wrong[0]))
+        why = near[0] if near else kind or self._in_numbers(wrong)
         return why, outcome.leaks or why in self.leaks
+
+    def _in_numbers(self, wrong):
+        "What wrong numbers have to do with the right ones, in words; a choice is no number."
+        if wrong[0].is_choice():
+            return ""
+        everywhere = [seen for out in self.outcomes for seen in out.seen if seen.differs]
+        several = _of_one_rule(wrong) if len(wrong) > 1 else ""
+        return several or _of_one_rule(everywhere) or self._depends(wrong[0])
 
     def _is_right(self, slip):
         "Whether this slip is right in the first property that failed: then it is not this one."
@@ -729,6 +771,13 @@ class Trial:
         "Whether this slip gives every answer, in all properties."
         slip = (self.leaks | self.slips)[why]
         return all(seen.is_from(slip) for outcome in self.outcomes for seen in outcome.seen)
+
+    def _explains_more(self, why, outcome):
+        "Whether this slip gives a wrong answer in another property, too, if there is one."
+        slip = (self.leaks | self.slips)[why]
+        others = [seen for out in self.outcomes if out is not outcome
+                  for seen in out.seen if seen.differs]
+        return not others or any(seen.is_from(slip) for seen in others)
 
     def _depends(self, seen):
         "The argument on which an answer depends least as the truth does, in words."
@@ -763,6 +812,15 @@ class Trial:
         stays = "yours stays" if abs(theirs - 1) < 1e-6 else f"yours {theirs:.3g} times"
         return [(off, f"{when} the right answer is {right:.3g} times as large, {stays}")]
 
+    def _why(self, failed, whys):
+        "What to say of the property whose numbers are shown; or else of a later one, by name."
+        later = (f"another property fails, too ({outcome.text}): {why}"
+                 for outcome, why in zip(failed, whys) if why)
+        why = whys[0] or next(later, "")
+        if not why and "got nan" in failed[0].numbers:
+            why = "nan is no number: a 0/0, an inf - inf, or the log of something below 0"
+        return why or self._always_the_same()
+
     def card(self):
         "The verdict, with one hint more than at the last failed try; keeps the progress."
         held = tuple((out.text, self.begun and out.numbers is None) for out in self.outcomes)
@@ -772,12 +830,10 @@ class Trial:
             return verdict
         failed = [outcome for outcome in self.outcomes if outcome.numbers is not None]
         if failed:
-            found = [self.diagnosis(outcome) for outcome in failed]
-            why = next((why for why, _ in found if why), "")
-            if not why and "got nan" in failed[0].numbers:
-                why = "nan is no number: a 0/0, an inf - inf, or the log of something below 0"
-            why = why or self._always_the_same()
+            with _quietly():
+                found = [self.diagnosis(outcome) for outcome in failed]
             leaks = any(leaks for _, leaks in found)
+            why = self._why(failed, [why for why, _ in found])
             verdict = replace(verdict, numbers=failed[0].numbers, why=why, leaks=leaks)
         tries = record(self.name, verdict.score, _fingerprint(self.attempt))
         if not failed:

@@ -69,6 +69,8 @@ check_shift_of_first = Exercise(
             lambda x, z: 0.,
         "the newcomer's own features are not asked for: how do the first one's move?":
             lambda x, z: (z - x.mean(0)).norm(),
+        "the mean moves by a share of b + 1, not of b: she is in the new one":
+            lambda x, z: ((z - x.mean(0))/len(x)).norm(),
         "the mean of the larger batch has one row more: divide by b + 1":
             lambda x, z: (z/len(x)).norm(),
         "L2: the root of the sum of squares, not the sum of absolute values":

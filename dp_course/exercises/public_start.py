@@ -167,6 +167,8 @@ check_paired = Exercise(
     truth=_paired,
     properties={"five seeds": _pairs(5), "many seeds": _pairs(40), "two seeds": _pairs(2)},
     slips={
+        "the standard error is std/sqrt(k), not std/k":
+            lambda a, b: ((a - b).mean(), (a - b).std()/len(a)),
         "that is the spread of one difference; a mean of k of them has 1/sqrt(k) of it":
             lambda a, b: ((a - b).mean(), (a - b).std()),
         "std() has divided by k - 1 already: divide it by sqrt(k)":

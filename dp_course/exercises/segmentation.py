@@ -82,10 +82,10 @@ check_dice = Exercise(
         "sum below is 0"))
 
 # %% ../../nbs/exercises/segmentation.ipynb #0012e708
-def _own_share(x, owners, exclude=True, whose=lambda owners, nearest: owners[nearest]):
+def _own_share(x, owners, exclude=True, whose=lambda owners, nearest: owners[nearest], far=1):
     "Share of scans whose nearest other scan has the same owner."
     flat = x.double().flatten(1)
-    far = torch.cdist(flat, flat)
+    far = far*torch.cdist(flat, flat)
     if exclude:
         far.fill_diagonal_(math.inf)
     return (whose(owners, far.argmin(1)) == owners).double().mean().item()
@@ -112,6 +112,8 @@ check_own_share = Exercise(
         "that is the number of the nearest scan: ask whose it is, owners[nearest]":
             lambda x, o: _own_share(x, o, whose=lambda owners, nearest: nearest),
         "a share, not a count": lambda x, o: _own_share(x, o)*len(x),
+        "the most similar scan is the nearest, not the farthest":
+            lambda x, o: _own_share(x, o, far=-1),
         "that is the share of the others": lambda x, o: 1 - _own_share(x, o)},
     hints=(
         "Distances between all pairs: `torch.cdist` of the flattened scans.",

@@ -23,6 +23,8 @@ check_rms = Exercise(
         "a matrix and a cube of any shape": lambda trial: [
             (10*trial.normal(*shape).float(),) for shape in ((2, 3), (4, 1, 5))]},
     slips={
+        "square every element before the mean, not the mean":
+            lambda x: x.mean().square().sqrt(),
         "you forgot the root: that is the mean of the squares": lambda x: x.square().mean(),
         "you summed where you should average: that is the norm": lambda x: x.norm(),
         "you averaged over the last dimension only": lambda x: x.square().mean(-1).sqrt(),
@@ -201,6 +203,9 @@ check_secrets = Exercise(
                                         for before, mean in zip(means, means[1:])],
         "you counted from 0: the k-th mean is over k values, not k - 1":
             lambda means: _secrets(means, 0),
+        "two neighbours are subtracted, not added":
+            lambda means: (lambda s: [b + a for a, b in zip([0.] + s, s)])(
+                [i*m for i, m in enumerate(means, 1)]),
         "add no means up: a mean times its count is a sum already":
             lambda means: [sum(means[:i]) for i in range(1, len(means) + 1)],
         "the k-th mean stands at means[k-1] and is multiplied by k":

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -503,6 +504,45 @@ def test_progress_is_kept_in_the_students_folder(copy, monkeypatch, spaces):
     monkeypatch.chdir(copy/"solutions")  # whoever runs a solution has not solved it
     spaces["00_start"]["check_secrets"](lambda m: m)
     assert "check_secrets" not in json.loads((copy/exercises.PROGRESS).read_text())
+
+
+@pytest.mark.parametrize("text", [
+    '{"check_rms": 1}', '{"check_rms": {"best": 2}}', "[", "[1]", None])
+def test_a_strange_folder_stops_no_lesson(text, spaces, tmp_path):
+    "Progress of another form, a folder of its name, a broken notebook, a copy of another."
+    kept = tmp_path/exercises.PROGRESS
+    kept.mkdir() if text is None else kept.write_text(text)
+    for name in ("00_start", "00_start-Copy1"):
+        shutil.copyfile(ROOT/"nbs/00_start.ipynb", tmp_path/f"{name}.ipynb")
+    (tmp_path/"01_broken.ipynb").write_text('{"cells": [5]}')
+    assert spaces["00_start"]["check_rms"](lambda x: x.square().mean().sqrt()).solved
+    assert [row[0] for row in how_far().rows()] == ["00_start"]
+
+
+def test_what_a_card_says_is_true_of_the_property_that_it_shows(spaces):
+    "A later property's diagnosis is shown with its name; one number tells no slip from another."
+    card = verdict("late_sum = lambda x, g, f: torch.einsum('b,bto,bti->oi', f + .1, g, x)",
+                   "check_late_sum", spaces, 1)
+    assert "another property fails, too (a bad example counts nothing): 0*NaN" in card.why
+    check = exercises.Exercise(
+        "check_same", "`same(x)`: x.", truth=lambda x: x, hints=("a", "b", "c"),
+        properties={"one": [(2.,)], "more": [(20.,), (30.,)]}, slips={"squared": lambda x: x*x})
+    assert check(lambda x: x*x).why == "squared"
+    assert "squared" not in check(lambda x: x + 2).why
+
+
+def test_no_warning_of_ours_stands_above_a_card(spaces):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verdict("rms = lambda x: x.square().sum()", "check_rms", spaces, seed=1)
+
+
+def test_right_answers_are_right_where_gradients_are_off(spaces):
+    code = {check: next(c.source for c in tagged(NAMES[check][0], "solution")
+                        if asked(c.source)[0] == check).rsplit("\n", 1)[0]
+            for check in ("check_conv_ghost", "check_raw_norms")}
+    with torch.no_grad():
+        assert all(verdict(text, check, spaces).solved for check, text in code.items())
 
 
 def test_a_card_is_no_string():
