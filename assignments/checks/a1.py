@@ -228,6 +228,8 @@ def check_largest_eps(your_function, seed=None):
         unsafe=above, slips={
             "probabilities do not grow by e^eps, odds do":
                 lambda prior, limit: math.log(limit/prior),
+            "odds divide by what is left of 1, not by each other's difference":
+                lambda prior, limit: math.log((limit - prior)/prior),
             "the prior need not be one half": lambda prior, limit: math.log(limit/(1 - limit)),
             "a quotient of odds: subtract the logarithm of the prior's":
                 lambda prior, limit: truth(1 - prior, limit),
