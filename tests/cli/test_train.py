@@ -46,7 +46,7 @@ from dp_course.cli.main import main
 from dp_course.data import Views, load
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
 from dp_course.models import ReportBlock
-from dp_course.privacy import PLDAccountant, RDPAccountant
+from dp_course.privacy import PLDAccountant, RDPAccountant, in_digits
 from dp_course.training import Record, composed_epsilon, load_runs, mean_std, read_record
 from dp_course.training import trainer as trainer_module
 
@@ -574,7 +574,7 @@ def test_a_run_cut_short_charges_what_it_spent(tmp_path, capsys):
     assert end["eps_pld"] == pytest.approx(spent)
     assert 0 < spent < 2
     assert plan["steps"] == 6, "sigma must be that of the whole plan, or --resume could not go on"
-    assert f"eps = {spent:.4g} is spent, not 3" in text
+    assert f"eps = {in_digits(spent, 4)} is spent, not 3" in text
     assert "after step 2 of 6" in text
 
 

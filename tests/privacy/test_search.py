@@ -9,6 +9,7 @@ from dp_course import PrivacyPlan, Search
 from dp_course.privacy import (
     RandomStopping,
     RDPAccountant,
+    in_digits,
     rdp_to_epsilon,
     search_epsilon,
     search_noise_multiplier,
@@ -105,7 +106,7 @@ def test_eps_follows_from_sigma():
     plan = PrivacyPlan(**PLAN, steps=610, sigma=2.)
     assert plan.epsilon_after(610) <= plan.eps <= plan.epsilon_after(610)*(1 + 2e-4)
     assert plan.budget().post("steps", q=plan.q, sigma=2., steps=610).epsilon() <= plan.eps
-    assert f"({plan.eps:g}, 1e-05)" in plan.statement()
+    assert f"({in_digits(plan.eps, 6)}, 1e-05)" in plan.statement()
     assert pickle.loads(pickle.dumps(plan)) == plan
 
 

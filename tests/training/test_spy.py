@@ -21,6 +21,7 @@ from dp_course.privacy import (
     RDPAccountant,
     SecretSeed,
     Stream,
+    in_digits,
     normal,
     poisson_indices,
     step_generator,
@@ -609,7 +610,7 @@ def test_noisy_is_noised_charged_once_and_said(tmp_path):
     assert torch.equal(told, one.noisy("a column", value, sensitivity=.5, sigma=3., asked=rows))
     spent = RDPAccountant().step(1., 3., 1).epsilon(1e-5)
     assert one.epsilon() == pytest.approx(spent) and one.computed == 0
-    assert f"eps = {spent:.4g}" in one.statement()
+    assert f"eps = {in_digits(spent, 4)}" in one.statement()
     assert "1 x a column (multiplier 3)" in one.statement()
     other = one.noisy("a column", value + 1, sensitivity=.5, sigma=3.)
     louder = one.noisy("a column", value, sensitivity=.5, sigma=4.)

@@ -14,7 +14,7 @@ from toys import generator as gen
 
 from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
 from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, fast_grad_sum, loop_grad_sum
-from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, new_seed
+from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, in_digits, new_seed
 from dp_course.training import (
     EMA,
     SCHEDULES,
@@ -593,7 +593,7 @@ def test_looks_that_were_not_planned_are_refused_and_statement_says_the_total(di
     total = RDPAccountant().step(1., 5., 12).step(run.plan.q, run.plan.sigma, 12).epsilon(1e-5)
     assert run.t == len(plateau.history) == 12
     assert run.epsilon() == pytest.approx(total) and 2.5 < total <= 4
-    assert f"eps = {total:.4g}" in run.statement()
+    assert f"eps = {in_digits(total, 4)}" in run.statement()
     assert "12 x accuracy on 1437 private examples" in run.statement()
     run.release(tmp_path/"r")
     assert torch.load(tmp_path/"r", weights_only=True)["statement"] == run.statement()
