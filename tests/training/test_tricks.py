@@ -14,7 +14,14 @@ from toys import generator as gen
 
 from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
 from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, fast_grad_sum, loop_grad_sum
-from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, in_digits, new_seed
+from dp_course.privacy import (
+    PLDAccountant,
+    PrivacyPlan,
+    RDPAccountant,
+    epsilon,
+    in_digits,
+    new_seed,
+)
 from dp_course.training import (
     EMA,
     SCHEDULES,
