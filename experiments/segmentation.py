@@ -23,7 +23,7 @@ from functools import lru_cache, partial
 
 import torch
 
-from dp_course.basics import data_root, keep_memory, machine
+from dp_course.basics import data_root, keep_memory
 from dp_course.data import (
     OCT_SUBJECTS,
     Examples,
@@ -42,8 +42,8 @@ from dp_course.features import train_only
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
 from dp_course.models import UNet, segment
 from dp_course.privacy import PrivacyPlan
-from dp_course.training import Trainer, code_version, load_checked, save_atomic
-from experiments.harness import chosen, lines_of
+from dp_course.training import Trainer, load_checked, save_atomic
+from experiments.harness import chosen, lines_of, lines_without_privacy
 
 NAME = "segmentation"
 DELTA, CLIP, SIZES = 1e-5, .1, dict(base=16, rows=224, columns=64, per_person=10)
@@ -119,15 +119,8 @@ def scored(predicted, y):
 
 def lines(cell, data, seconds, found, **config):
     "A run without a private trainer, as the harness wants it."
-    told = cell | SIZES | config | dict(n=len(data))
-    start = dict(kind="start", preset=f"sweep-{NAME}", config=told, plan=None, data=data.name,
-                 parameters=config.get("parameters"), seed=cell["seed"], device="cpu",
-                 precision=precision(), code=code_version(), machine=machine(),
-                 started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
-    tested_on = None if data.test_y is None else len(data.test_y)
-    end = dict(kind="end", finished=True, why="steps", step=config.get("steps"), eps_pld=None,
-               tested_on=tested_on, seconds=round(seconds, 1)) | found
-    return [[start, end]]
+    told = cell | SIZES | config | dict(n=len(data), precision=precision())
+    return [lines_without_privacy(sys.modules[__name__], told, data, seconds, **found)]
 
 
 def precision():

@@ -23,7 +23,7 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from dp_course.basics import keep_memory, machine
+from dp_course.basics import keep_memory
 from dp_course.data import load
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, gains_from_bfloat16
 from dp_course.models import (
@@ -35,8 +35,8 @@ from dp_course.models import (
     weight_statistics,
 )
 from dp_course.privacy import PrivacyPlan, epsilon
-from dp_course.training import EMA, DPAdam, Trainer, code_version, matched_lr
-from experiments.harness import chosen, lines_of
+from dp_course.training import EMA, DPAdam, Trainer, matched_lr
+from experiments.harness import chosen, lines_of, lines_without_privacy
 
 NAME = "shoe"
 DELTA, MOMENTUM, TUNING_SEED, SEEDS = 1e-5, .9, 100, range(3)
@@ -178,18 +178,12 @@ def plain_run(cell, data, looks):
     seconds, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
     last = Looks(data, 1, 1)
     last(1, model, optimizer)
-    precision = "bf16" if half else "float32"
-    config = cell | dict(preset=f"sweep-{NAME}", n=len(data), schedule="linear",
-                         precision=precision)
-    start = dict(kind="start", preset=config["preset"], config=config, plan=None, data=data.name,
-                 parameters=sum(p.numel() for p in model.parameters()), seed=cell["seed"],
-                 device="cpu", precision=precision, code=code_version(), machine=machine(),
-                 started=time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
-    end = dict(kind="end", finished=True, why="steps", step=steps, eps_pld=None,
-               test_accuracy=last.curve[0]["accuracy"], tested_on=len(data.test_y),
-               seconds=round(seconds, 1), cpu_seconds=round(cpu, 1),
-               **({"curve": looks.curve} if looks else {}))
-    return [start, end]
+    config = cell | dict(n=len(data), schedule="linear", precision="bf16" if half else "float32")
+    found = {"curve": looks.curve} if looks else {}
+    return lines_without_privacy(sys.modules[__name__], config, data, seconds, step=steps,
+                                 parameters=sum(p.numel() for p in model.parameters()),
+                                 test_accuracy=last.curve[0]["accuracy"],
+                                 cpu_seconds=round(cpu, 1), **found)
 
 
 # ---- what to run
