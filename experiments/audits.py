@@ -19,8 +19,7 @@ from dp_course.audit import AUDITS, MUTANTS, FullTrainer, SmallTrainer, audit_al
 from dp_course.basics import machine
 from dp_course.data import Views
 from dp_course.training import code_version
-
-RUNS = Path(__file__).resolve().parent.parent/"runs"
+from experiments.harness import RUNS, today
 
 
 def two_views(x):
@@ -73,8 +72,7 @@ def joined(old, new):
 
 def main(argv=None):
     parser = argparse.ArgumentParser("python -m experiments.audits", description=__doc__)
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser.add_argument("--out", type=Path, default=RUNS/f"{day}-audit-lab.json")
+    parser.add_argument("--out", type=Path, default=RUNS/f"{today()}-audit-lab.json")
     parser.add_argument("--layer", choices=AUDITS)
     options = parser.parse_args(argv)
     out, layers = options.out, [options.layer] if options.layer else list(AUDITS)

@@ -8,17 +8,15 @@ The run in FOLDER stopped short of its plan. A copy goes on at a rate that falls
 `--resume` takes it to its end at the constant rate. The two together released more than one run,
 so whoever publishes both has spent more than the eps of one.
 """
-import argparse
 import json
 import shutil
 import tempfile
-import time
 from contextlib import closing
 from pathlib import Path
 
-from dp_course.basics import keep_memory, machine
+from dp_course.basics import keep_memory
 from dp_course.cli import Job, make_config, pick_up
-from dp_course.training import code_version
+from experiments.harness import new_record, parser_of
 
 TESTS = 4  # on the way down, evenly spread
 
@@ -62,22 +60,13 @@ def fallen(folder, preset):
 
 
 def main():
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("falling", __doc__)
     parser.add_argument("folder", metavar="FOLDER", type=Path)
     parser.add_argument("--preset", default="report-4096")
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-falling.json"))
     args = parser.parse_args()
     keep_memory()
-    record = {
-        "date": day,
-        "how": __doc__,
-        "preset": args.preset,
-        "code": code_version(),
-        "machine": machine(),
-        "rows": fallen(args.folder, args.preset),
-    }
+    record = new_record(__doc__, preset=args.preset)
+    record["rows"] = fallen(args.folder, args.preset)
     args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -7,20 +7,18 @@ step, which loads kernels, is not counted. All layers learn, also where a preset
 move the head alone. Then filters of 3x3 by themselves: every example's gradient by folding the
 examples into channels, and by patches.
 """
-import argparse
 import json
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from dp_course.basics import machine, synchronize
+from dp_course.basics import synchronize
 from dp_course.cli import make_config
 from dp_course.cli.setup import make_trainer
 from dp_course.data import Examples
 from dp_course.gradients.layers import _gradients_by_folding, _gradients_by_patches
-from dp_course.training import code_version
+from experiments.harness import new_record, parser_of
 
 _VIEWS = dict(views=4, head_steps=0)
 RUNS = [("report-v1", dict(micro_batch=608)),
@@ -95,15 +93,11 @@ def both_ways(device, b, views, dtype, channels, pixels):
 
 
 def main():
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("gpu", __doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-gpu.json"))
     args = parser.parse_args()
-    record = dict(date=day, how=__doc__, steps=args.steps, code=code_version(), machine=machine(),
-                  rows=[])
+    record = new_record(__doc__, steps=args.steps) | dict(rows=[])
     data = made_up(args.device)
     for preset, settings in RUNS:
         if data.train_y.is_cuda:

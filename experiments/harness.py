@@ -23,12 +23,32 @@ from dp_course.training import code_version, end_line, measure, run_file, start_
 RUNS = Path(__file__).resolve().parent.parent/"runs"
 
 
+def today():
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def parser_of(
+    name,  # "views": the record is runs/<date>-views.json
+    how,   # what is run, and how
+):         # `ArgumentParser` with the option --out
+    "Begin the command line of an experiment that is no sweep."
+    parser = argparse.ArgumentParser(
+        description=how, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RUNS/f"{today()}-{name}.json")
+    return parser
+
+
+def new_record(how, **settings):
+    "Begin the record of such an experiment, before its work: the code is the one that runs."
+    return {"date": today(), "how": how, **settings, "code": code_version(), "machine": machine()}
+
+
 def record_of(recipe):
     "The record of a sweep: the one that is there, or a new one of today."
     try:
         return run_file(f"sweep-{recipe.NAME}")
     except FileNotFoundError:
-        return RUNS/f"{time.strftime('%Y-%m-%d', time.gmtime())}-sweep-{recipe.NAME}.jsonl"
+        return RUNS/f"{today()}-sweep-{recipe.NAME}.jsonl"
 
 
 def rows_of(recipe, path=None):

@@ -11,18 +11,15 @@ and a choice of weights one system of equations: half a minute in place of a tra
 accuracies are not those of runs (they have 45,000 images); only their order is of use. Each row
 has looked at the held-out images, so `tuning_runs` counts it like a run.
 """
-import argparse
 import json
 import math
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from dp_course.basics import machine
 from dp_course.cli import load_data, make_config, make_plan
-from dp_course.training import code_version
+from experiments.harness import new_record, parser_of
 
 PRESET = "leaves-encoder-eps3"
 FITTED, SPLIT = 10_000, 5000
@@ -101,24 +98,21 @@ def judged(
 
 
 def main():
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-kernel-weights.json"))
-    args = parser.parse_args()
+    args = parser_of("kernel-weights", __doc__).parse_args()
     data = load_data(make_config(PRESET, n_val=SPLIT))
     chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:FITTED]
     fitted, y = data.rows(chosen)
     held, held_y = next(data.test_rows(SPLIT))
     kernels = {name: kernel_of(fitted[name], held[name]) for name in fitted}
-    noise, rows = noise_per_ridge(PRESET), []
+    noise = noise_per_ridge(PRESET)
+    record = new_record(__doc__, data=data.name, fitted=FITTED, judged=SPLIT, noise_per_ridge=noise)
+    rows = record["rows"] = []
     for weights in WEIGHTS:
         began = time.perf_counter()
         found = judged(mixed(kernels, weights), y, held_y, noise)
         rows.append({"weights": weights} | found | {"seconds": time.perf_counter() - began})
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
-    told = dict(date=day, how=__doc__, data=data.name, fitted=FITTED, judged=SPLIT,
-                noise_per_ridge=noise, code=code_version(), machine=machine(), rows=rows)
-    args.out.write_text(json.dumps(told, indent=1) + "\n")
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from dp_course.data import Examples, load
 from dp_course.gradients import FlatClip
 from dp_course.privacy import PrivacyPlan, gaussian_sigma
 from dp_course.training import DPAdam, Trainer, code_version
-from experiments.harness import RUNS
+from experiments.harness import RUNS, today
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz0123456789."
 LENGTH, CONTEXT = 28, 8  # characters of a sentence; characters that a prediction looks at
@@ -202,7 +202,7 @@ def main():
                                       pixels=shown),
                   extraction=dict(sentences=SENTENCES, batch_size=BATCH, steps=STEPS, delta=DELTA,
                                   rows=secrets()))
-    path = RUNS/f"{time.strftime('%Y-%m-%d', time.gmtime())}-memorization.json"
+    path = RUNS/f"{today()}-memorization.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)
 

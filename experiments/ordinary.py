@@ -9,7 +9,6 @@ is noised, nobody is protected. The settings are common ones and were not search
 looked at after every epoch and chooses nothing. A run that was stopped goes on after its last
 epoch.
 """
-import argparse
 import json
 import time
 from pathlib import Path
@@ -17,11 +16,11 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from dp_course.basics import keep_memory, machine
+from dp_course.basics import keep_memory
 from dp_course.cli import make_config
 from dp_course.cli.setup import make_model
 from dp_course.data import load, views
-from dp_course.training import code_version
+from experiments.harness import new_record, parser_of
 
 SETTINGS = dict(
     batch_size=128,
@@ -91,24 +90,16 @@ def trained(data, epochs, seed, checkpoint, say=print):
 
 
 def main():
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("ordinary", __doc__)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, default=Path("out/ordinary.checkpoint"))
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-ordinary.json"))
     args = parser.parse_args()
     keep_memory()
     args.checkpoint.parent.mkdir(exist_ok=True)
-    record = {
-        "date": day,
-        "how": __doc__,
-        "code": code_version(),
-        "machine": machine(),
-        "settings": SETTINGS | dict(epochs=args.epochs, seed=args.seed),
-        "rows": trained(load("cifar10"), args.epochs, args.seed, args.checkpoint),
-    }
+    record = new_record(__doc__)
+    record["settings"] = SETTINGS | dict(epochs=args.epochs, seed=args.seed)
+    record["rows"] = trained(load("cifar10"), args.epochs, args.seed, args.checkpoint)
     args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -14,22 +14,19 @@ fell apart were stopped. One more, by a script that was not kept, learned no fil
 convolution behind the 16, 24 or 32 directions in which leaves vary most: 53.4 % after 100 steps,
 and the noise of its rate, 4, had it at 50.5 without the average; three more like it lay below.
 """
-import argparse
 import json
-import time
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from dp_course.basics import keep_memory, machine
+from dp_course.basics import keep_memory
 from dp_course.cli import load_data, make_config
 from dp_course.features import load_start
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum
 from dp_course.models import resnet20
-from dp_course.training import code_version
+from experiments.harness import new_record, parser_of
 
 BATCH, STEPS, HEAD_STEPS = 512, 600, 50
 NOISE = 1.61342/2048  # of the preset's mean gradient
@@ -104,19 +101,16 @@ def run(trial, data, steps=STEPS, every=50, say=print):
 
 
 def main():
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("quarter", __doc__)
     parser.add_argument("names", metavar="NAME", nargs="+", choices=TRIALS)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-quarter.json"))
     args = parser.parse_args()
     keep_memory()
     data = load_data(make_config("resnet20-synthetic-eps3", n_val=5000))
-    trials = [{"name": name, **asdict(TRIALS[name]), "rows": run(TRIALS[name], data, args.steps)}
-              for name in args.names]
-    record = {"date": day, "how": __doc__, "batch": BATCH, "noise": NOISE,
-              "code": code_version(), "machine": machine(), "trials": trials}
+    record = new_record(__doc__, batch=BATCH, noise=NOISE)
+    record["trials"] = [
+        {"name": name, **asdict(TRIALS[name]), "rows": run(TRIALS[name], data, args.steps)}
+        for name in args.names]
     args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

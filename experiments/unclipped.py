@@ -7,14 +7,12 @@ same seed and so the same batches, and writes a row for each step: the median le
 gradient, the three longest with the images that they belong to, and the length of the mean of the
 batch. Nothing is clipped, nothing is noised, nobody is protected.
 """
-import argparse
 import json
-import time
-from pathlib import Path
 
-from dp_course.basics import keep_memory, machine
+from dp_course.basics import keep_memory
 from dp_course.cli import load_data, make_config, make_trainer
-from dp_course.training import Trainer, code_version
+from dp_course.training import Trainer
+from experiments.harness import new_record, parser_of
 
 
 class Measured(Trainer):
@@ -45,23 +43,13 @@ def measured(config, data, steps, seed=0, say=print):
 
 
 def main():
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("unclipped", __doc__)
     parser.add_argument("--steps", type=int, default=390)
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-unclipped.json"))
     args = parser.parse_args()
     keep_memory()
     config = make_config("resnet20-cpu-plain", precision="bf16")
-    record = {
-        "date": day,
-        "how": __doc__,
-        "preset": config.preset,
-        "precision": config.precision,
-        "code": code_version(),
-        "machine": machine(),
-        "rows": measured(config, load_data(config), args.steps),
-    }
+    record = new_record(__doc__, preset=config.preset, precision=config.precision)
+    record["rows"] = measured(config, load_data(config), args.steps)
     args.out.write_text(json.dumps(record) + "\n")
 
 

@@ -8,15 +8,13 @@ views were chosen on the 5,000 held-out training images of a run on its way (eps
 58.82 % without views, 59.64 % with the mirror image, 61.38 % with all 18; later 59.84 % without and
 61.5 % with 18 or with 50, shifts by two pixels among them.
 """
-import argparse
 import hashlib
 import json
-import time
 from pathlib import Path
 
-from dp_course.basics import keep_memory, machine
+from dp_course.basics import keep_memory
 from dp_course.cli import open_release
-from dp_course.training import code_version
+from experiments.harness import new_record, parser_of
 
 SHIFTS = 1
 
@@ -37,22 +35,11 @@ def tested(path):
 
 
 def main():
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("views", __doc__)
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{day}-views.json"))
     args = parser.parse_args()
     keep_memory()
-    record = {
-        "date": day,
-        "how": __doc__,
-        "shifts": SHIFTS,
-        "mirror": True,
-        "code": code_version(),
-        "machine": machine(),
-        "rows": [],
-    }
+    record = new_record(__doc__, shifts=SHIFTS, mirror=True) | {"rows": []}
     for path in args.files:
         row = tested(path)
         print(row["release"], f"{row['test_accuracy']:.2%} {row['accuracy_of_views']:.2%}")
