@@ -30,6 +30,7 @@ import torch  # noqa: E402
 from bench import ghost_optimizer, ghost_utils, grad_sample, opacus  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dp_course import gradients  # noqa: E402
 from dp_course.basics import machine  # noqa: E402
 from dp_course.data import pixel_loss  # noqa: E402
 from dp_course.gradients import (
@@ -40,7 +41,6 @@ from dp_course.gradients import (
     loop_grad_sum,
     one_pass,
 )
-from dp_course.gradients import engines as gradients
 from dp_course.models import UNet  # noqa: E402
 from dp_course.training import code_version  # noqa: E402
 
