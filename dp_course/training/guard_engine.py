@@ -321,8 +321,37 @@ def _compare_engine(engine, sizes, stage):
         raise ValueError("no parameter has a gradient on made-up rows, so nothing can be proved on "
                          "them: pass Examples(..., probe=f), where f(b, generator) makes usable "
                          "raw (x, y)")
-    for b in sizes:
+    for b in (*sizes, 2, 1):  # larger ones first: their messages can name the layer
         _prove_at(engine, stage, chosen, alone, b, seed=100 + b)
+    _prove_clips(engine, stage, chosen, alone)
+
+
+class _Clip(FlatClip):
+    "The usual clip, which remembers what it was asked."
+    def __init__(self, max_norm):
+        super().__init__(max_norm)
+        self.asked = []
+
+    def __call__(self, norms):
+        self.asked.append(norms.detach().clone())
+        return super().__call__(norms)
+
+
+def _prove_clips(engine, stage, chosen, alone):
+    "The same with factors as in a run: all 1, and the usual clip with half of the rows cut."
+    who = _who(engine)
+    lengths = torch.linalg.vector_norm(torch.cat([own for _, own in alone], 1), dim=0)
+    middle = max(lengths.median().item(), 1e-9)
+    ones = torch.ones(4, dtype=torch.float64, device=stage.like.device)
+    for clip, factors in ((_Pick(ones), ones), (_Clip(middle), (middle/lengths).clamp(max=1.))):
+        grads, norms, asked = _ask(engine, who, stage, *chosen, clip, 4)
+        _check_answer(who, grads, norms, asked, list(trainable(stage.model)))
+        off = _gaps(grads, norms, asked, alone, factors.tolist(), torch.arange(4))
+        if max(off) > stage.tol:
+            raise ValueError(f"an example's gradient is not its own: where the clip's factors are "
+                             f"{[round(f, 3) for f in factors.tolist()]}, {who} is off by "
+                             f"{off[0]:.2g} of a norm, {off[1]:.2g} of the sum, from one row at a "
+                             "time. Multiply each gradient with its factor, and add them up")
 
 # %% ../../nbs/workshop/training/guard_engine.ipynb #5d0b2f1a
 def _some_sizes(most, work, seed, tries):

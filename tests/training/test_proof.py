@@ -176,3 +176,36 @@ def test_a_large_network_and_its_loss_are_tried_at_the_size_of_the_run(model, lo
 
 def test_a_large_network_that_does_not_mix_is_honest():
     assert max(prove_separate(fast_grad_sum, wide(), loss, noise(5), largest=107)) < 107
+
+
+# --- engines of one's own
+
+
+def tripled(engine, size):
+    def tripled_at(model, loss_fn, x, y, clip):
+        "Three times too much in batches of one size."
+        sums, norms = engine(model, loss_fn, x, y, clip)
+        return ({name: 3*v for name, v in sums.items()} if len(y) == size else sums), norms
+    return tripled_at
+
+
+def mean_where_nothing_is_cut(model, loss_fn, x, y, clip):
+    asked = []
+
+    def noted(norms):
+        asked.append(clip(norms))
+        return asked[-1]
+
+    sums, norms = fast_grad_sum(model, loss_fn, x, y, noted)
+    whole = (torch.cat(asked, 1) == 1).all()
+    return ({name: v/len(y) for name, v in sums.items()} if whole else sums), norms
+
+
+@pytest.mark.parametrize("engine, words", [
+    (tripled(fast_grad_sum, 1), "at a batch of 1 made-up rows"),
+    (tripled(fast_grad_sum, 2), "at a batch of 2 made-up rows"),
+    (mean_where_nothing_is_cut, r"factors are \[1\.0, 1\.0, 1\.0, 1\.0\]")],
+    ids=["one row", "two rows", "factors of 1"])
+def test_an_engine_is_tried_with_few_rows_and_with_factors_of_one(engine, words):
+    with pytest.raises(ValueError, match=words):
+        prove_separate(engine, nn.Linear(5, 10), loss, noise(5))
