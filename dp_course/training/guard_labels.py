@@ -25,7 +25,14 @@ def _losses(loss_fn, output, y):
     "One loss per row of outputs that want a gradient, and these outputs."
     output = _of_tensors(lambda v: v.detach().clone().requires_grad_(v.is_floating_point()), output)
     with torch.enable_grad():
-        return losses_of(loss_fn, output, y, count(_tensors(output))), output
+        given = _of_tensors(torch.clone, output)  # a loss may work in place
+        return losses_of(loss_fn, given, y, count(_tensors(output))), output
+
+
+def _filled(v, value):
+    "A tensor of one number, or of the largest that its precision knows."
+    most = torch.finfo(v.dtype).max
+    return torch.full_like(v, min(max(value, -most), most) if math.isfinite(value) else value)
 
 
 def _of_floats(f, output):
@@ -134,7 +141,7 @@ def _keep_rows(tree, other, own):
 def _odd_outputs(output, own):
     "Outputs in which all rows but a few are one odd number."
     for value in (math.nan, math.inf, -math.inf, 0., 1e30):
-        odd = _of_floats(partial(torch.full_like, fill_value=value), output)
+        odd = _of_floats(partial(_filled, value=value), output)
         yield _keep_rows(output, odd, own)
 
 
@@ -149,7 +156,7 @@ def _odd_of_labels(loss_fn, labels, own):
         yield _keep_rows(labels, tree_map(without, labels), own)
     yield _keep_rows(labels, _copies(labels, own[0]), own)
     for value in (math.inf, 0., -1e6, 1e6):
-        odd = _of_floats(partial(torch.full_like, fill_value=value), labels)
+        odd = _of_floats(partial(_filled, value=value), labels)
         yield _keep_rows(labels, odd, own)
 
 # %% ../../nbs/workshop/training/guard_labels.ipynb #290c9f28
@@ -218,13 +225,15 @@ def _compare_losses(loss_fn, usual, cases, own):
 
 
 def _try_each_label(loss_fn, output, labels, own, seen, most=2**20):
-    "The same beside one row with each label that the data hold."
-    if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or labels.is_cuda:
-        return
-    seen = seen[:most//max(1, sum(v[0].numel() for v in _tensors(output)))]
-    index = torch.arange(len(seen) + 1) % len(labels)
-    index[0] = own
-    every, same = take(labels, index), take(labels, index)
-    every[1:] = seen.to(labels).view(-1, *[1]*(labels.dim() - 1))
-    output = _taken(output, index)
-    _compare_losses(loss_fn, (output, same), [(output, every)], [0])
+    "The same beside one row with each label that the data hold, in each part of the labels."
+    numbers = sum(v[0].numel() for v in _tensors(output))
+    for part, (old, values) in enumerate(zip(leaves(labels), leaves(seen), strict=True)):
+        if old.is_floating_point() or old.is_cuda:
+            continue
+        values = values[:most//max(1, numbers)]
+        index = torch.arange(len(values) + 1) % len(old)
+        index[0] = own
+        every, same = take(labels, index), take(labels, index)
+        leaves(every)[part][1:] = values.to(old).view(-1, *[1]*(old.dim() - 1))
+        many = _taken(output, index)
+        _compare_losses(loss_fn, (many, same), [(many, every)], [0])

@@ -270,9 +270,16 @@ def _prove_loss(case):
     rows, labels, b, k = flatten_views(x, y)
     output = _of_tensors(torch.Tensor.detach, call_model(_twin(stage).model, rows))
     own = [2 + b*view for view in range(k)]
-    seen = None if stage.data.probe or stage.augment else stage.data._seen[2]
-    seen = seen if isinstance(seen, torch.Tensor) else None
+    raw = _raw_rows(stage.data, 4, 9)[1]
+    usual = not stage.data.probe and _form(raw) == _form(labels)  # as the data hold them
+    seen = stage.data._seen[2] if usual else None
     refuse_mixed_loss(stage.loss_fn, output, labels, own, seen)
+
+
+def _form(labels):
+    "What labels are: kinds, shapes and names."
+    names = list(labels) if isinstance(labels, dict) else type(labels)
+    return names, [(v.dtype, v.shape[1:]) for v in leaves(labels)]
 
 # %% ../../nbs/workshop/training/proof.ipynb #b349f834
 def _twin(stage):
@@ -507,10 +514,11 @@ def _compare_losses_at_sizes(stage, output, labels, k, most):
         order = everybody[:b].flip(0)
         at = torch.cat([order + most*view for view in range(k)])
         some = _taken(output, at), take(labels, at)
-        said = [losses_of(loss_fn, *some, k*b)]
         if i % 2 == 0:
-            said, slopes = _losses_and_slopes(loss_fn, *some)
-            said = [said, *slopes]
+            losses, slopes = _losses_and_slopes(loss_fn, *some)
+            said = [losses, *slopes]
+        else:
+            said = [losses_of(loss_fn, *some, k*b)]
         _refuse_place("loss_fn", whole, said, order)
 
 

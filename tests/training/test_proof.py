@@ -5,6 +5,7 @@ from leaks import noise, sequence, trained
 from torch import nn
 from toys import loss
 
+from dp_course.data import Examples
 from dp_course.gradients import fast_grad_sum, loop_grad_sum, vmap_grad_sum
 from dp_course.training import prove_separate
 
@@ -209,3 +210,33 @@ def mean_where_nothing_is_cut(model, loss_fn, x, y, clip):
 def test_an_engine_is_tried_with_few_rows_and_with_factors_of_one(engine, words):
     with pytest.raises(ValueError, match=words):
         prove_separate(engine, nn.Linear(5, 10), loss, noise(5))
+
+
+# --- labels and losses
+
+
+MANY = 300
+
+
+def unless_three(output, y):
+    y = y["class"] if isinstance(y, dict) else y
+    return loss(output, y)*(1 - 2*(y == 3).any().float())
+
+
+@pytest.mark.parametrize("wrap, options", [
+    (lambda y: {"class": y}, {}), (lambda y: y, {"augment": lambda x, y, generator: (x, y)})],
+    ids=["named labels", "augment"])
+def test_each_label_is_tried_whatever_form_they_have(wrap, options):
+    data = Examples(torch.randn(MANY, 5), wrap(torch.arange(MANY)))
+    with pytest.raises(ValueError, match="loss_fn mixes examples"):
+        prove_separate(loop_grad_sum, nn.Linear(5, MANY), unless_three, data, **options)
+
+
+def test_half_precision_is_honest():
+    data = Examples(torch.randn(50, 5).half(), torch.arange(50) % 10)
+    prove_separate(fast_grad_sum, nn.Linear(5, 10).half(), loss, data)
+
+
+def test_a_loss_that_works_in_place_is_honest():
+    prove_separate(fast_grad_sum, nn.Linear(5, 10), lambda output, y: loss(output.mul_(2), y),
+                   noise(5))
