@@ -428,8 +428,8 @@ def _describe_cut(end):
     cut = f"\nCut short ({why}) after step {step} of {steps}"
     if not end["plan"].sigma:
         return f"{cut}. --resume goes on.\n"
-    return (f"{cut}: eps = {in_digits(end['eps_pld'], 4)} is spent, not {end['plan'].eps:g}. --resume goes "
-            "on.\n")
+    return (f"{cut}: eps = {in_digits(end['eps_pld'], 4)} is spent, not {end['plan'].eps:g}. "
+            "--resume goes on.\n")
 
 # %% ../../nbs/workshop/cli/progress.ipynb #9581315a
 def describe_end(

@@ -218,8 +218,8 @@ class Search:
 
     def best(
         self,
-        train,       # f(candidate, plan) -> (model, score): a private run by this plan, whose release
-                     # is the score's: the score comes without noise, and gets it here
+        train,       # f(candidate, plan) -> (model, score): a private run by this plan, whose
+                     # release is the score's: the score comes without noise, and gets it here
         candidates,  # list, made without a look at the data
         seed=None,   # for teaching; None: secret, from the operating system
     ):               # model of the run with the highest score; nothing else may leave
@@ -254,6 +254,7 @@ class Search:
             f"candidate drawn at random, each {self.steps:,} Poisson samples at rate q = "
             f"{self.plan.q:.6g} with noise multiplier {self.plan.sigma:g}, {score}; composed by "
             "RDP and Theorem 2 of Papernot & Steinke 2022. This holds as long as the seeds, the "
-            "number of runs, the other models and all scores stay secret. Not covered: a second search, "
+            "number of runs, the other models and all scores stay secret. Not covered: a second "
+            "search, "
             "candidates chosen by looking at the data, and what a single run's statement leaves "
             "out.")
