@@ -215,7 +215,7 @@ def test_an_engine_is_tried_with_few_rows_and_with_factors_of_one(engine, words)
 # --- labels and losses
 
 
-MANY = 300
+MANY = 1000
 
 
 def unless_three(output, y):
