@@ -8,12 +8,14 @@ __all__ = ['ROUNDING', 'trainable', 'example_grads', 'FlatClip', 'loop_grad_sum'
 # %% ../../nbs/02_by_hand.ipynb #62dfaff5
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from ..basics import check_kind, check_number, refuse_unknown
 from ..data import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from ..privacy import normal
+from .isolation import alone
 
 
 def trainable(
@@ -24,13 +26,20 @@ def trainable(
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def _gradient(model, loss_fn, copied, rows, labels):
+    "The gradient of the mean loss of an example's views, each of which goes through alone."
+    views = [take((rows, labels), slice(i, i + 1)) for i in range(count(rows))]
+    losses = [losses_of(loss_fn, call_model(model, x), y, 1) for x, y in views]
+    params = [copied(p) for p in trainable(model).values()]
+    return torch.autograd.grad(torch.cat(losses).mean(), params, materialize_grads=True)
+
+
 def _grads_alone(model, loss_fn, x, y):
     "The gradient of a batch of one."
     rows, labels, _, _ = flatten_views(x, y)
-    losses = losses_of(loss_fn, call_model(model, rows), labels, count(rows))
-    params = trainable(model)
-    grads = torch.autograd.grad(losses.mean(), list(params.values()), materialize_grads=True)
-    return dict(zip(params, grads))
+    modules = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
+    grads = alone(partial(_gradient, model, loss_fn), modules, rows, labels)
+    return dict(zip(trainable(model), grads))
 
 
 def example_grads(

@@ -12,9 +12,8 @@ import torch
 
 from ..data import count, leaves, tree_map
 from .dpsgd import trainable
-from .layers import GhostNorm
-from .slow_engines import reweighted
-from .tape import clip_factors, empty_sum, forward_backward, one_pass, refuse
+from .layers import GhostNorm, no_longer
+from .tape import Tape, clip_factors, empty_sum, forward_backward, one_pass
 
 # %% ../../nbs/07_fast_gradients.ipynb #d5f37385
 def hook_grad_sum(
@@ -49,12 +48,49 @@ def bookkeeping_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
     # Bu et al. 2023 (arXiv 2210.00038)
     return one_pass(model, loss_fn, x, y, clip, bookkeeping)
 
+class _Sums(Tape):
+    "A tape that knows the factors: the sum of a layer is formed at once, and nothing is kept."
+    def __init__(self, *args, factors, norms, bad):
+        super().__init__(*args)
+        self.factors, self.bad = dict(zip(map(id, self.params.values()), factors)), bad
+        self.squares = dict(zip(self.factors, norms.square()))
+
+    def add_weight(self, p, weight):
+        if not self.once(p):
+            return super().add_weight(p, weight)
+        total = weight.weighted_sum(self.factors[id(p)], self.bad, self.squares[id(p)])
+        self.pieces[id(p)] = GhostNorm(None, lambda factors, bad: total)
+
+    def total(self):  # dict name -> sum
+        "Weighted sums of all gradients; none is longer than it was in the first pass."
+        factors = [self._checked(place, f) for place, f in self.factors.items()]
+        return super().total(factors, self.bad)
+
+    def _checked(self, place, factors):
+        piece = self.pieces.get(place)
+        if piece is None or isinstance(piece, GhostNorm):
+            return factors
+        return no_longer(factors, self.squares[place], piece.squared_norms().sqrt())
+
+
+def reweighted(
+    model,
+    loss_fn,   # (output, y) -> one loss per row
+    x,         # batch, or `Views`
+    y,         # labels
+    factors,   # (l,b)
+    norms,     # (l,b) from which the factors were made
+    bad=None,  # (b) True for an example that must count nothing
+):             # dict name -> clipped sum, float64
+    "Go through the network once more, with the factors at hand."
+    tape = partial(_Sums, factors=factors, norms=norms, bad=bad)
+    return forward_backward(model, loss_fn, x, y, None, tape).total()
+
 # %% ../../nbs/07_fast_gradients.ipynb #72bcf3cf
 @torch.no_grad()
 def ghost_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
     "Clip with one pass for the norms, and another, with the factors at hand, for the sum."
     # Li et al. 2022 (arXiv 2110.05679) differentiate the reweighted loss, which adds up in float32
-    refuse(model)
     if not count(x) or not trainable(model):
         return empty_sum(model, x)
     first = leaves(x)[0]

@@ -346,31 +346,33 @@ def _learns(p):
     return p is not None and p.requires_grad
 
 
-def _by_example(rows, tape):  # ((k b),...,c) -> (b,c) or (b,(k t),c)
-    "Make positions of an example out of its views."
-    if tape.k == 1:
-        return rows if rows.dim() == 2 else rows.reshape(tape.b, -1, rows.shape[-1])
-    split = rows.reshape(tape.k, tape.b, -1, rows.shape[-1])
+def _by_example(v, call):  # (rows,...,c) -> (b,c) or (b,t,c)
+    "Make positions of an example out of its views, and of all that it sends through a layer."
+    if call.views == 1:
+        return v if v.dim() == 2 else v.reshape(call.b, -1, v.shape[-1])
+    split = v.reshape(call.views, call.b, -1, v.shape[-1])
     return split.transpose(0, 1).flatten(1, 2)
 
 
-def _product_back(tape, weight, bias, x, g):
-    "Note the gradients of a product with a weight, whoever holds it."
-    rows = product_weight(_by_example(x, tape), _by_example(g, tape))
+def _product_back(x, g, y, call, weight, bias):
+    "Note the gradients of a product with a weight."
+    rows = product_weight(_by_example(x, call), _by_example(g, call))
     if _learns(weight):
-        tape.add_weight(weight, rows)
+        call.add_weight(weight, rows)
     if _learns(bias):
-        tape.add(bias, rows.bias())
+        call.add(bias, rows.bias())
 
 
-def _linear_back(tape, m, x, g, y):
-    _product_back(tape, m.weight, m.bias, x, g)
-
-
-def _linear(tape, m, x):
+def _linear(call, x, weight, bias=None):
     x = _autocast(x)
-    y = F.linear(x, _constant(m.weight, x.dtype), _constant(m.bias, x.dtype))
-    return Tap.apply(tape.anchor, y, x, m, _linear_back, tape)
+    flat = F.linear(x.flatten(0, -2), _constant(weight, x.dtype), _constant(bias, x.dtype))
+    y = as_made(flat, (*x.shape[:-1], len(weight)))
+    return Tap.apply(call.anchor, y, x, partial(_product_back, call=call, weight=weight, bias=bias))
+
+
+def _turned_linear(call, x, weight, bias=None):
+    "The same with a weight (i,o), as some language models keep it."
+    raise NotImplementedError
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #c6104ffc
 def gram_norms(
@@ -819,11 +821,11 @@ def _long_enough(conv):
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #782881c8
 class Tap(torch.autograd.Function):
-    "Pass a layer's output on; on the way back `rule` sees input and output gradient."
+    "Pass a layer's output on; on the way back, `back` is told input, output gradient and output."
     @staticmethod
-    def forward(ctx, anchor, y, x, m, rule, tape, keep_y=False):
+    def forward(ctx, anchor, y, x, back, keep_y=False):
         ctx.save_for_backward(x)
-        ctx.m, ctx.rule, ctx.tape = m, rule, tape
+        ctx.back = back
         ctx.version = y._version + 1
         ctx.y = y.detach() if keep_y else None  # a ReLU keeps its own: this one would only cost
         ctx.mark_dirty(y)
@@ -834,23 +836,67 @@ class Tap(torch.autograd.Function):
         y, ctx.y = ctx.y, None  # the graph would hold it until the last layer is done
         if y is not None and y._version != ctx.version:
             y = None  # an activation in place overwrote it
-        ctx.rule(ctx.tape, ctx.m, ctx.saved_tensors[0].detach(), g, y)
-        return None, g, *[None]*5
+        ctx.back(ctx.saved_tensors[0].detach(), g, y)
+        return None, g, None, None, None
+
+
+def as_made(
+    y,      # tensor that was just computed
+    shape,  # of as many numbers
+):          # the same numbers in another shape; no view, so that an activation may work in place
+    return torch.ops.aten._unsafe_view(y, shape)
+
+
+def folded(
+    x,     # (rows,n,...), or (rows,...) with `dims` dimensions behind the rows
+    dims,  # dimensions of one logical row
+):         # ((n rows),...), n
+    "Put the n logical rows that each example sends through a layer below each other."
+    if x.dim() == 1 + dims:
+        return x, 1
+    n = x.shape[1]
+    return (x.flatten(0, 1) if n == 1 else x.transpose(0, 1).flatten(0, 1)), n
+
+
+def unfolded(
+    y,     # ((n rows),...)
+    shape, # of what was folded
+):         # (rows,n,...) or (rows,...)
+    "Undo `folded` for what a layer made of it."
+    if y.dim() == len(shape):
+        return y
+    rows, n = shape[:2]
+    if n == 1:
+        return as_made(y, (rows, 1, *y.shape[1:]))
+    return y.unflatten(0, (n, rows)).transpose(0, 1).contiguous()
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1b7a01dc
-def _padded(conv, x):
+def _per_axis(number, axes):
+    return (number,)*axes if isinstance(number, int) else tuple(number)
+
+
+@dataclass(eq=False)
+class Convolution:
+    "What `ConvWeight` must know of a convolution."
+    weight:torch.Tensor  # (o,i/groups,...)
+    stride:tuple
+    dilation:tuple
+    groups:int
+
+    kernel_size = property(lambda self: tuple(self.weight.shape[2:]))
+
+
+def _padded(conv, x, padding):
     "Give a convolution's input and its symmetric zero padding; any other padding is done here."
-    none = (0,)*len(conv.stride)
-    both = conv._reversed_padding_repeated_twice
-    if conv.padding == "valid":
-        return x, none
-    if conv.padding_mode != "zeros":
-        return F.pad(x, both, mode=conv.padding_mode), none
-    if conv.padding != "same":
-        return x, conv.padding
-    if both[::2] == both[1::2]:
-        return x, tuple(both[::-2])
-    return F.pad(x, both), none
+    if padding == "valid":
+        return x, (0,)*len(conv.stride)
+    if padding != "same":
+        return x, _per_axis(padding, len(conv.stride))
+    ends = [divmod(d*(k - 1), 2) for k, d in zip(conv.kernel_size, conv.dilation)]
+    if not any(odd for _, odd in ends):
+        return x, tuple(half for half, _ in ends)
+    both = [pad for half, odd in reversed(ends) for pad in (half, half + odd)]
+    return F.pad(x, both), (0,)*len(conv.stride)
 
 
 def _autocast(x):
@@ -872,36 +918,48 @@ def _output_helps(conv, x, y, b):
     return x.dtype.itemsize >= 4 and ConvWeight(conv, x, y, b, ())._small_and_deep()
 
 
-def _conv_back(tape, m, x, g, y, padding, filters):
-    if _learns(m.bias):
-        positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
-        tape.add(m.bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
-    if _learns(m.weight):
-        weight = ConvWeight(m, x, g, tape.b, padding)
+def _note_bias(call, bias, g, n):  # g ((n rows),c,...)
+    if _learns(bias):
+        positions = g.reshape(n*call.views, call.b, g.shape[1], -1)
+        call.add(bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
+
+
+def _conv_back(x, g, y, call, conv, bias, padding, filters, axes):
+    g, n = folded(g, 1 + axes)
+    _note_bias(call, bias, g, n)
+    if _learns(conv.weight):
+        weight = ConvWeight(conv, x, g, call.b, padding)
         if filters is not None:
+            y = None if y is None else folded(y, 1 + axes)[0]
             weight = StandardizedWeight(weight, filters, y)
-        tape.add_weight(m.weight, weight)
+        call.add_weight(conv.weight, weight)
 
 
 def convolution_rule(
-    tape,  # `Tape` of the engine call
-    m,     # nn.Conv1d, 2d or 3d; one that standardizes its filters has a method `centred()`
-    x,     # ((k b),i,...)
-):         # ((k b),o,...)
-    "Convolve, and let the gradients of all examples go to the tape on the way back."
-    x, padding = _padded(m, _autocast(x))
-    filters, weight = None, m.weight
-    if hasattr(m, "centred"):
-        with torch.no_grad():
-            filters = m.centred()
-            weight = (filters[0]*filters[1]).view_as(m.weight)
-    weight, bias = _constant(weight, x.dtype), _constant(m.bias, x.dtype)
-    y = torch.convolution(x, weight, bias, m.stride, padding, m.dilation, False,
-                          [0]*len(padding), m.groups)
+    call,  # `Call` of a layer
+    x,     # (rows,n,i,...)
+    weight,
+    bias=None,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    filters=None,  # c (o,n), f (o,1), h (o,1) of standardized filters f c
+):         # (rows,n,o,...)
+    "Convolve, and note the gradients of all examples on the way back."
+    axes = weight.dim() - 2
+    conv = Convolution(weight, _per_axis(stride, axes), _per_axis(dilation, axes), groups)
+    flat, _ = folded(_autocast(x), 1 + axes)
+    flat, padding = _padded(conv, flat, padding)
+    used = weight if filters is None else (filters[0]*filters[1]).view_as(weight)
+    used, shift = _constant(used, flat.dtype), _constant(bias, flat.dtype)
+    y = torch.convolution(flat, used, shift, conv.stride, padding, conv.dilation, False,
+                          [0]*axes, groups)
     keep_y = (filters is not None and bias is None  # a bias may drown y
-              and _output_helps(m, x, y, tape.b))
-    back = partial(_conv_back, padding=padding, filters=filters)
-    return Tap.apply(tape.anchor, y, x, m, back, tape, keep_y)
+              and _output_helps(conv, flat, y, call.b))
+    back = partial(_conv_back, call=call, conv=conv, bias=bias, padding=padding, filters=filters,
+                   axes=axes)
+    return Tap.apply(call.anchor, unfolded(y, x.shape), flat, back, keep_y)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1e6d4d50
 _GRID = 2**16 - 1  # CUDA's kernel takes no more groups at once, those of all examples together
@@ -911,38 +969,42 @@ def _joined(pieces, dim=0):
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def _group_norm_back(m, wanted, g, x, mean, rstd):  # each (k,b,...)
+def _group_norm_back(weight, groups, wanted, g, x, mean, rstd):  # each (k,b,...)
     "What goes on to the input (k,b,c,...), and scale's and shift's gradients (b,c) per example."
     k, b, channels = x.shape[:3]
     dx, *affine = torch.ops.aten.native_group_norm_backward(
         g.contiguous(), x.contiguous(), mean.reshape(k, -1), rstd.reshape(k, -1),
-        m.weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*m.num_groups, wanted)
+        weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*groups, wanted)
     return dx.view(x.shape) if wanted[0] else None, *affine
 
 
 class FoldedGroupNorm(torch.autograd.Function):
     "GroupNorm whose way back folds examples into channels: affine gradients per example."
     @staticmethod
-    def forward(ctx, anchor, x, m, tape):
-        area = x.shape[2:].numel()
+    def forward(ctx, anchor, x, call, groups, weight, bias, eps):  # x (rows,n,c,...)
+        rows, n = folded(x, x.dim() - 2)
+        rows = rows.contiguous()
+        area = rows.shape[2:].numel()
         y, mean, rstd = torch.native_group_norm(
-            x, m.weight, m.bias, *x.shape[:2], area, m.num_groups, m.eps)
-        ctx.save_for_backward(x, mean, rstd)
-        ctx.m, ctx.tape = m, tape
-        return y
+            rows, weight, bias, *rows.shape[:2], area, groups, eps)
+        ctx.save_for_backward(rows, mean, rstd)
+        ctx.call, ctx.affine, ctx.groups, ctx.shape = call, (weight, bias), groups, x.shape
+        return unfolded(y, x.shape)
 
     @staticmethod
     def backward(ctx, g):
-        m, tape = ctx.m, ctx.tape
-        wanted = [ctx.needs_input_grad[1], m.weight.requires_grad, m.bias.requires_grad]
-        at_once = max(1, _GRID//m.num_groups) if g.is_cuda else tape.b
-        pieces = [v.unflatten(0, (-1, tape.b)).split(at_once, 1) for v in (g, *ctx.saved_tensors)]
-        backs = [_group_norm_back(m, wanted, *piece) for piece in zip(*pieces)]
+        call, (weight, bias), groups = ctx.call, ctx.affine, ctx.groups
+        wanted = [ctx.needs_input_grad[1], _learns(weight), _learns(bias)]
+        g, _ = folded(g, g.dim() - 2)
+        at_once = max(1, _GRID//groups) if g.is_cuda else call.b
+        pieces = [v.unflatten(0, (-1, call.b)).split(at_once, 1) for v in (g, *ctx.saved_tensors)]
+        backs = [_group_norm_back(weight, groups, wanted, *piece) for piece in zip(*pieces)]
         dx, *affine = zip(*backs)
-        for p, gradients in zip((m.weight, m.bias), affine):
-            if p.requires_grad:
-                tape.add(p, KeptGradients(_joined(gradients).view(tape.b, -1)))
-        return None, _joined(dx, 1).flatten(0, 1) if wanted[0] else None, None, None
+        for p, gradients in zip((weight, bias), affine):
+            if _learns(p):
+                call.add(p, KeptGradients(_joined(gradients).view(call.b, -1)))
+        dx = unfolded(_joined(dx, 1).flatten(0, 1), ctx.shape) if wanted[0] else None
+        return None, dx, *[None]*5
 
 
 def _float32_on_cuda(x):
@@ -951,29 +1013,39 @@ def _float32_on_cuda(x):
     return x.to(at_least_float32(x.dtype)) if cast else x
 
 
-def _group_norm(tape, m, x):
-    x = _float32_on_cuda(x).contiguous()
-    return FoldedGroupNorm.apply(tape.anchor, x, m, tape)
+def _group_norm(call, x, num_groups, weight=None, bias=None, eps=1e-5):
+    x = _float32_on_cuda(x)
+    return FoldedGroupNorm.apply(call.anchor, x, call, num_groups, weight, bias, eps)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #35d6ce57
-def _layer_norm_back(tape, m, x, g, y):
-    shape, wide = m.normalized_shape, at_least_float32(x.dtype)
+def _normed_back(x, g, y, call, shape, normed, weight, bias):
+    wide = at_least_float32(x.dtype)
     x, g = x.to(wide), g.to(wide)
 
     def per_example(rows):
-        return KeptGradients(rows.reshape(tape.k, tape.b, -1, *shape).sum((0, 2)))
+        return KeptGradients(rows.reshape(call.views, call.b, -1, *shape).sum((0, 2)))
 
-    if _learns(m.weight):
-        tape.add(m.weight, per_example(g*F.layer_norm(x, shape, eps=m.eps)))
-    if _learns(m.bias):
-        tape.add(m.bias, per_example(g))
+    if _learns(weight):
+        call.add(weight, per_example(g*normed(x)))
+    if _learns(bias):
+        call.add(bias, per_example(g))
 
 
-def _layer_norm(tape, m, x):
+def _layer_norm(call, x, normalized_shape, weight=None, bias=None, eps=1e-5):
     x = _float32_on_cuda(x)
-    weight, bias = (_constant(p, m.weight.dtype) for p in (m.weight, m.bias))
-    y = F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
-    return Tap.apply(tape.anchor, y, x, m, _layer_norm_back, tape)
+    y = F.layer_norm(x, normalized_shape, *[_constant(p, p.dtype) if p is not None else None for p in (weight, bias)], eps)
+    normed = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
+    back = partial(_normed_back, call=call, shape=normalized_shape, normed=normed, weight=weight,
+                   bias=bias)
+    return Tap.apply(call.anchor, y, x, back)
+
+
+def _rms_norm(call, x, normalized_shape, weight=None, eps=None):
+    x = _float32_on_cuda(x)
+    normed = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
+    back = partial(_normed_back, call=call, shape=normalized_shape, normed=normed, weight=weight,
+                   bias=None)
+    return Tap.apply(call.anchor, normed(x, weight=weight.detach()), x, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #b90f9ecf
 def _rows_that_occur(
@@ -997,23 +1069,30 @@ def _rows_that_occur(
     return GhostNorm(squared, weighted_sum)
 
 
-def _embedding_back(tape, m, x, g, y):
-    words, d = m.weight.shape
+def _embedding_back(x, g, y, call, weight, padding_idx):
+    words, d = weight.shape
     word = x.flatten()
     g = g.reshape(-1, d).to(at_least_float32(g.dtype))
-    if m.padding_idx is not None:
-        g = g.masked_fill((word == m.padding_idx)[:, None], 0)
-    example = torch.arange(tape.b, device=x.device).repeat(tape.k)
+    if padding_idx is not None:
+        g = g.masked_fill((word == padding_idx)[:, None], 0)
+    example = torch.arange(call.b, device=x.device).repeat(call.views)
     pair = example.repeat_interleave(x[0].numel())*words + word
-    if tape.once(m.weight):
-        return tape.add(m.weight, _rows_that_occur(pair, g, tape.b, m.weight.shape))
-    gradients = g.new_zeros(tape.b*words, d).index_add_(0, pair, g)
-    tape.add(m.weight, KeptGradients(gradients.view(tape.b, words, d)))
+    if call.once(weight):
+        return call.add(weight, _rows_that_occur(pair, g, call.b, weight.shape))
+    gradients = g.new_zeros(call.b*words, d).index_add_(0, pair, g)
+    call.add(weight, KeptGradients(gradients.view(call.b, words, d)))
 
 
-def _embedding(tape, m, x):
-    y = F.embedding(x, m.weight.detach(), m.padding_idx)
-    return Tap.apply(tape.anchor, y, x, m, _embedding_back, tape)
+def _embedding(call, x, weight, padding_idx=None, max_norm=None, norm_type=2.,
+               scale_grad_by_freq=False, sparse=False):
+    if max_norm or scale_grad_by_freq:
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq writes into its table, "
+                         "or weighs by counts of the batch: leave them out")
+    if padding_idx is not None:
+        padding_idx %= len(weight)
+    y = F.embedding(x, weight.detach(), padding_idx)
+    back = partial(_embedding_back, call=call, weight=weight, padding_idx=padding_idx)
+    return Tap.apply(call.anchor, y, x, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #df4c795e
 def _met(m, x, g):
@@ -1025,41 +1104,35 @@ def _met(m, x, g):
     return F.pad(g, [end for pair in reversed(ends) for end in pair]), (0,)*len(ends)
 
 
-def _transposed_back(tape, m, x, g, y):
-    if _learns(m.bias):
-        positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
-        tape.add(m.bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
-    if _learns(m.weight):
-        g, padding = _met(m, x, g)
-        tape.add_weight(m.weight, ConvWeight(m, g, x, tape.b, padding))
+@dataclass(eq=False)
+class TransposedConvolution(Convolution):
+    "The same, of a convolution that goes backwards."
+    padding:tuple
+    output_padding:tuple
 
 
-def _transposed(tape, m, x):
+def _transposed_back(x, g, y, call, conv, bias):
+    g, n = folded(g, 3)
+    _note_bias(call, bias, g, n)
+    if _learns(conv.weight):
+        g, padding = _met(conv, x, g)
+        call.add_weight(conv.weight, ConvWeight(conv, g, x, call.b, padding))
+
+
+def _transposed(call, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1,
+                dilation=1):
     "Convolve backwards; on the way back input and output gradient change places."
-    x = _autocast(x)
-    weight, bias = (_constant(p, x.dtype) for p in (m.weight, m.bias))
-    y = F.conv_transpose2d(
-        x, weight, bias, m.stride, m.padding, m.output_padding, m.groups, m.dilation)
-    return Tap.apply(tape.anchor, y, x, m, _transposed_back, tape)
+    stride, padding, output_padding, dilation = (
+        _per_axis(number, 2) for number in (stride, padding, output_padding, dilation))
+    conv = TransposedConvolution(weight, stride, dilation, groups, padding, output_padding)
+    flat, _ = folded(_autocast(x), 3)
+    y = F.conv_transpose2d(flat, _constant(weight, flat.dtype), _constant(bias, flat.dtype),
+                           stride, padding, output_padding, groups, dilation)
+    back = partial(_transposed_back, call=call, conv=conv, bias=bias)
+    return Tap.apply(call.anchor, unfolded(y, x.shape), flat, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #e40ab186
-RULES = {nn.Conv1d: convolution_rule, nn.Conv2d: convolution_rule, nn.Conv3d: convolution_rule,
-         nn.ConvTranspose2d: _transposed, nn.Linear: _linear, nn.GroupNorm: _group_norm,
-         nn.LayerNorm: _layer_norm, nn.Embedding: _embedding}
-
-
-def _changes(cls):
-    "List the methods and properties by which a class differs from its base, but harmless ones."
-    found = {n for n, v in vars(cls).items() if callable(v) or hasattr(v, "__get__")}
-    return found - {"__init__", "reset_parameters", "extra_repr"}
-
-
-def rule_of(
-    m,  # `nn.Module`
-):      # (tape, m, x) -> output; None: no rule is known to be right for it
-    "Find the rule of a layer."
-    for cls in type(m).__mro__:
-        if cls in RULES:
-            return RULES[cls]
-        if _changes(cls):
-            return None
+RULES = {  # function of torch -> (call, input (rows,...), its other arguments) -> output (rows,...)
+    F.linear: _linear, F.conv1d: convolution_rule, F.conv2d: convolution_rule,
+    F.conv3d: convolution_rule, F.conv_transpose2d: _transposed, F.group_norm: _group_norm,
+    F.layer_norm: _layer_norm, F.rms_norm: _rms_norm, F.embedding: _embedding}

@@ -10,6 +10,8 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ..basics import check_count
 from ..gradients import RULES, convolution_rule
@@ -44,6 +46,18 @@ def _filter_scales(
     return f, f/(n*variance)
 
 # %% ../../nbs/06_normalization.ipynb #2d5f7d6c
+def standardized_convolution(
+    x,       # (b,i,h,w)
+    weight,  # (o,i/groups,kh,kw) raw filters
+    bias,    # (o,), or None
+    conv,    # `WSConv2d`
+):           # (b,o,...)
+    "Convolve with standardized filters; like a function of torch, it may be given a rule."
+    if has_torch_function((x, weight)):
+        return handle_torch_function(standardized_convolution, (x, weight), x, weight, bias, conv)
+    return conv._conv_forward(x, conv.standardized(weight), bias)
+
+
 class WSConv2d(nn.Conv2d):
     "A convolution whose filters are centred and scaled to a fixed size each time they are used."
     # w^ = f c, c = w - mean(w) per filter, n = fan-in. ValueError: unknown form, fan-in 1.
@@ -65,26 +79,41 @@ class WSConv2d(nn.Conv2d):
                              "use nn.Conv2d where the fan-in is 1")
         self.form, self.eps = form, eps
 
-    def centred(self):  # c (o,n), f (o,1), h (o,1)
+    def centred(
+        self,
+        weight=None,  # (o,i/groups,kh,kw) in the place of its own
+    ):                # c (o,n), f (o,1), h (o,1)
         "Give the centred filters and two factors each: w^ = f c, and h for its derivative."
         # A gradient g of the filter w^ is f (g - mean g) - h <g,c> c for the raw one
-        w = self.weight.flatten(1)
+        w = (self.weight if weight is None else weight).flatten(1)
         c = w - w.mean(1, keepdim=True)
         return c, *_filter_scales(c, self.form, self.eps)
 
-    def standardized(self):  # (o,i/groups,kh,kw)
+    def standardized(self, weight=None):  # (o,i/groups,kh,kw)
         "Compute the filters that the convolution really uses."
-        c, f, _ = self.centred()
+        c, f, _ = self.centred(weight)
         return (f*c).view(self.weight.shape)
 
     def forward(self, x):
-        return self._conv_forward(x, self.standardized(), self.bias)
+        return standardized_convolution(x, self.weight, self.bias, self)
 
     def extra_repr(self):
         return f"{super().extra_repr()}, form={self.form}, eps={self.eps:g}"
 
 # %% ../../nbs/06_normalization.ipynb #713eb2c5
-RULES[WSConv2d] = convolution_rule  # for fast gradients: it asks a layer for `centred()`
+def _standardized_rule(call, x, weight, bias, conv):
+    "The rule for fast gradients: a convolution's own, told how its filters are made."
+    padding = conv.padding
+    if conv.padding_mode != "zeros":
+        flat = F.pad(x.flatten(0, -4), conv._reversed_padding_repeated_twice, conv.padding_mode)
+        x, padding = flat.view(*x.shape[:-3], *flat.shape[1:]), 0
+    with torch.no_grad():
+        filters = conv.centred(weight)
+    return convolution_rule(call, x, weight, bias, conv.stride, padding, conv.dilation,
+                            conv.groups, filters)
+
+
+RULES[standardized_convolution] = _standardized_rule
 
 
 def resnet20(

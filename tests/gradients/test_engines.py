@@ -34,7 +34,7 @@ from dp_course.gradients import (
     settled_precision,
     vmap_grad_sum,
 )
-from dp_course.gradients import tape as engines
+from dp_course.gradients import precision as engines
 from dp_course.gradients.dpsgd import ROUNDING
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 

@@ -1,0 +1,350 @@
+"""A model, a loss, a clip see one example at a time; nothing that they compute outlives the call."""
+import gc
+import operator
+import traceback
+import weakref
+from contextlib import contextmanager, nullcontext
+from functools import reduce
+from pathlib import Path
+
+import torch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.func import vmap
+from torch.overrides import TorchFunctionMode
+
+from ..data import count, leaves, take, tree_map
+
+# functions of `torch.func` that look under its hood
+_functorch = torch._C._functorch
+
+
+@contextmanager
+def forgetting(
+    *modules,  # `nn.Module`s
+):
+    "Undo at the end whatever was assigned to attributes, parameters and buffers of modules."
+    places = [vars(m) for module in modules for m in module.modules()]
+    for held in list(places):
+        places += [held["_parameters"], held["_buffers"], held["_modules"]]
+    before = [dict(place) for place in places]
+    try:
+        yield
+    finally:
+        for place, old in zip(places, before):
+            for name in place.keys() - old.keys():
+                del place[name]
+            for name, value in old.items():
+                if place.get(name, place) is not value:
+                    place[name] = value
+
+
+def is_batched(t):
+    "Does a tensor stand for one of every example, inside vmap?"
+    return _functorch.is_batchedtensor(t)
+
+
+def tensors_of(
+    tree,  # arguments or result of a function
+):         # list of tensors
+    "List the tensors in lists, tuples and dicts."
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    return [v for part in tree for v in tensors_of(part)]
+
+
+def replaced(f, tree):
+    "Call `f` on every tensor of a tree of arguments."
+    if isinstance(tree, torch.Tensor):
+        return f(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)([replaced(f, part) for part in tree])
+    if type(tree) is dict:
+        return {key: replaced(f, part) for key, part in tree.items()}
+    return tree
+
+
+_HOOKS = {torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__,
+          torch.Tensor.register_post_accumulate_grad_hook}
+
+
+T = torch.Tensor
+_ABOUT = {  # what a tensor says of itself without its numbers
+    T.shape.__get__, T.dtype.__get__, T.device.__get__, T.ndim.__get__, T.requires_grad.__get__,
+    T.is_cuda.__get__, T.is_leaf.__get__, T.layout.__get__, T.size, T.dim, T.numel, T.stride,
+    T.is_floating_point, T.is_complex, T.is_contiguous, T.__len__, T.element_size}
+
+
+class Isolation(TorchFunctionMode):
+    "See every torch function that is called for one example, and keep it from what lasts."
+    # ValueError: a hook, which would see the gradients of all examples at once
+    def __init__(
+        self,
+        copied,        # tensor -> what this call gets in its place, or the tensor itself
+        by_rule=None,  # (func, args, kwargs) -> result, or NotImplemented
+        noted=None,    # (args, result), told of every call
+        composed=(),   # dict: function of torch -> the same, made of others
+        of_example=is_batched,  # does a tensor belong to the example?
+    ):
+        super().__init__()
+        self.of_example = of_example
+        self.copied, self.by_rule, self.noted, self.composed = copied, by_rule, noted, composed
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _ABOUT:
+            return func(*args, **kwargs)
+        if func in _HOOKS and self.of_example(args[0]):
+            raise ValueError("a hook inside the model (register_hook, grad_fn) would be handed the "
+                             "gradients of all examples at once: take it out; what it was to read "
+                             "can be returned by forward")
+        result = NotImplemented
+        if self.by_rule is not None:
+            result = self.by_rule(func, args, kwargs)
+        if result is NotImplemented and func in self.composed:
+            with self:
+                result = self.composed[func](*args, **kwargs)
+        if result is NotImplemented:
+            args, kwargs = self._with_copies(tuple(args), kwargs)
+            result = func(*args, **kwargs)
+        if self.noted is not None:
+            self.noted((args, kwargs), result)
+        return result
+
+    def _with_copies(self, args, kwargs):
+        copies = replaced(self.copied, (args, kwargs))
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            same = all(map(operator.is_, tensors_of(copies), tensors_of((args, kwargs))))
+            copies = copies if same else _widened(copies)
+        return copies
+
+
+def _widened(tree):
+    "All floating numbers in the widest precision among them: kernels under vmap mix none."
+    dtypes = {t.dtype for t in tensors_of(tree) if t.is_floating_point()}
+    if len(dtypes) < 2:
+        return tree
+    wide = reduce(torch.promote_types, dtypes)
+    return replaced(lambda t: t.to(wide) if t.is_floating_point() else t, tree)
+
+
+def _place_of(t):
+    "Say who holds a tensor, as far as the garbage collector knows."
+    for holder in gc.get_referrers(t):
+        if isinstance(holder, dict):
+            names = [str(name) for name, value in holder.items() if value is t]
+            if names:
+                return f" as {names[0]}"
+    return ""
+
+
+def _kept_error(t):
+    return ValueError(f"a tensor {tuple(t.shape)} that was computed from an example was kept"
+                      f"{_place_of(t)} after the call, where later examples could read it: let "
+                      "forward return it instead")
+
+
+def batched_tensors():  # ids
+    "Which tensors of an example the garbage collector knows, wherever they are."
+    return {id(t) for t in gc.get_objects() if isinstance(t, torch.Tensor) and is_batched(t)}
+
+
+class Kept:
+    "Notes what is computed inside `vmap`, and refuses what is still there afterwards."
+    def __init__(self):
+        self.born = []
+
+    def __call__(self, args, result):
+        for t in tensors_of(result):
+            self.born.append(weakref.ref(t))
+
+    def _alive(self):
+        found = [ref() for ref in self.born]
+        return [t for t in found if t is not None and is_batched(t)]
+
+    def refuse(self):
+        "Refuse code that has kept a tensor of an example: in a list, a closure, a global."
+        # ValueError
+        if self._alive():
+            gc.collect()  # of a ring of objects that nobody holds
+        alive = self._alive()
+        if alive:
+            t = alive[0]
+            raise _kept_error(t)
+
+
+_HERE = Path(__file__).resolve().parent.parent  # dp_course
+_TORCH = Path(torch.__file__).resolve().parent
+_VMAP = ("vmap", "functorch", "atching rule", "setup_context", "data-dependent",
+         "saved tensors hooks", "generate_vmap_rule", "broadcast shape",
+         "does not require grad and does not have a grad_fn")
+
+
+def _users_line(error):
+    "The last line of a traceback that is neither torch's nor ours, with its file."
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        ours = _HERE in path.parents and _HERE/"models" not in path.parents
+        if not ours and _TORCH not in path.parents:
+            found = f" at {path.name}, line {frame.lineno} ({frame.line})"
+    return found
+
+
+def _way_out(text):
+    if "saved tensors hooks" in text:
+        return "use micro_batch= instead of activation checkpoints"
+    if "setup_context" in text or "generate_vmap_rule" in text:
+        return "give the autograd.Function a setup_context and generate_vmap_rule = True"
+    if "does not require grad" in text:
+        return "use torch.func.grad where it calls torch.autograd.grad"
+    if "inplace" in text or "broadcast shape" in text:
+        return "compute a new tensor instead of writing into one that all examples share"
+    if "data-dependent" in text or ".item()" in text:
+        return "use torch.where for an if that looks at numbers"
+    return "build it from other functions"
+
+
+@contextmanager
+def explained(
+    who,  # what is called, for the message
+):
+    "Say in one message what vmap cannot run, on which line, and what to do."
+    # ValueError
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        text = str(error)
+        if not any(word in text for word in _VMAP):
+            raise
+        why = text.strip().splitlines()[0][:160]
+        raise ValueError(f"vmap, which calls {who} for one example, stops{_users_line(error)}: "
+                         f"{why}. Either {_way_out(text)}, or pass engine=loop_grad_sum, which "
+                         "runs anything, slowly") from None
+
+
+def current_level():
+    "How many transforms of `torch.func` are at work."
+    return _functorch.maybe_current_level()
+
+
+def physical(
+    x,         # tensor inside vmap
+    level,     # of this vmap
+    rows:int,  # how many examples it runs
+):             # (rows,...)
+    "Look at the values of all examples behind a tensor."
+    value, dim = _functorch._unwrap_batched(x, level)
+    return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def logical(
+    value,  # (rows,...)
+    level,
+):          # tensor inside vmap
+    "Hide the values of all examples behind a tensor of one."
+    return _functorch._add_batch_dim(value, 0, level)
+
+
+def outside():
+    "A context in which torch computes with the values of all examples."
+    return retrieve_current_functorch_interpreter().lower()
+
+
+def examples_apart(
+    f,               # function of trees: is called once, for every example at the same time
+    *trees,          # of tensors (b,...)
+    who="the model",
+    copied=None,     # tensor -> copy; default: all tensors as they are
+    by_rule=None,
+    composed=(),
+    modules=(),      # whose attributes are put back
+):                   # what `f` returns, with b in front
+    "Run a function for every example under vmap; nothing that it computes is there afterwards."
+    # ValueError: what vmap cannot run; what keeps a tensor
+    kept = Kept()
+
+    def one(*parts):
+        with Isolation(copied or (lambda v: v), by_rule, kept, composed):
+            return f(*parts)
+
+    hooks = disable_saved_tensors_hooks("vmap runs no saved tensors hooks")
+    with explained(who), forgetting(*modules), hooks:
+        result = vmap(one, randomness="different")(*trees)
+    kept.refuse()
+    return result
+
+
+class _Copies:
+    "What one example alone gets: a copy of every tensor that was there before it."
+    def __init__(self):
+        self.copies = {}      # id of a tensor from outside -> its copy
+        self.inside = {}      # id -> tensor of this call, or one from outside that was copied
+        self.touched = set()  # storages that hold numbers of the example
+
+    def note_input(self, t):
+        self.inside[id(t)] = t
+        self.touched.add(_storage(t))
+
+    def copied(self, t):
+        "The copy of a tensor from outside; a tensor of this call as it is."
+        if id(t) in self.inside:
+            return self.copies.get(id(t), t)
+        copy = t.detach().clone().requires_grad_(t.requires_grad)
+        self.copies[id(t)] = copy
+        self.inside |= {id(t): t, id(copy): copy}
+        return copy
+
+    def noted(self, given, result):
+        found, sources = tensors_of(result), tensors_of(given)
+        self.inside |= {id(t): t for t in found}
+        if any(_storage(t) in self.touched for t in sources):
+            self.touched.update(map(_storage, found or sources[:1]))  # `t[0] = x` returns nothing
+
+    def of_example(self, t):
+        return id(t) in self.inside and id(t) not in self.copies
+
+    def refuse_kept(self, result):
+        "Refuse code that has kept a tensor with numbers of the example, and not returned it."
+        # ValueError
+        known = {id(t) for t in (*self.copies.values(), *tensors_of(result))}
+        born = [weakref.ref(t) for t in self.inside.values()
+                if self.of_example(t) and id(t) not in known and _storage(t) in self.touched]
+        self.inside = {}
+        if any(ref() is not None for ref in born):
+            gc.collect()
+        for t in filter(lambda t: t is not None, (ref() for ref in born)):
+            raise _kept_error(t)
+
+
+def _storage(t):
+    return t.untyped_storage()._cdata
+
+
+def alone(
+    f,        # (copied, *trees) -> result; `copied(p)` is what the call uses in the place of `p`
+    modules,  # `nn.Module`s whose attributes are put back
+    *trees,   # of tensors of one example
+):            # what `f` returns
+    "Run a function for one example, with copies of all other tensors; nothing of it stays."
+    # ValueError: what keeps a tensor of the example
+    copies = _Copies()
+    devices = [v.device for v in leaves(trees)[:1] if v.is_cuda]
+    seed = torch.randint(2**62, ()).item()  # one draw an example, however many it takes itself
+    with forgetting(*modules), torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        result = _called(f, copies, trees)
+    copies.refuse_kept(result)
+    return result
+
+
+def _called(f, copies, trees):
+    trees = [tree_map(torch.clone, tree) for tree in trees]
+    for t in leaves(trees):
+        copies.note_input(t)
+    with Isolation(copies.copied, noted=copies.noted, of_example=copies.of_example):
+        return f(copies.copied, *trees)
