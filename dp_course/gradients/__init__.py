@@ -4,11 +4,13 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "clipping": """
-        AdaptiveClip AutoClip LayerClip noised_fraction split_sigma""",
+        AdaptiveClip AutoClip LayerClip bounded noise_std noised_fraction split_sigma which_are_short""",
     "dpsgd": """
         FlatClip ROUNDING example_grads loop_grad_sum noisy_mean trainable""",
     "engines": """
         bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only reweighted""",
+    "isolation": """
+        alone batched_tensors examples_apart forgetting row_by_row tensors_of""" ,
     "layers": """
         ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct RULES
         StandardizedWeight Tap at_least_float32 convolution_rule gram_norms no_longer

@@ -3,7 +3,7 @@ import gc
 import operator
 import traceback
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
-from ..data import count, leaves, take, tree_map
+from ..data import Views, count, leaves, take, tree_map
 
 # functions of `torch.func` that look under its hood
 _functorch = torch._C._functorch
@@ -150,7 +151,7 @@ def _kept_error(t):
 
 def batched_tensors():  # ids
     "Which tensors of an example the garbage collector knows, wherever they are."
-    return {id(t) for t in gc.get_objects() if isinstance(t, torch.Tensor) and is_batched(t)}
+    return {id(t) for t in gc.get_objects() if type(t) is torch.Tensor and is_batched(t)}
 
 
 class Kept:
@@ -209,6 +210,10 @@ def _way_out(text):
     return "build it from other functions"
 
 
+class VmapStops(ValueError):
+    "Something that vmap cannot run."
+
+
 @contextmanager
 def explained(
     who,  # what is called, for the message
@@ -222,7 +227,7 @@ def explained(
         if not any(word in text for word in _VMAP):
             raise
         why = text.strip().splitlines()[0][:160]
-        raise ValueError(f"vmap, which calls {who} for one example, stops{_users_line(error)}: "
+        raise VmapStops(f"vmap, which calls {who} for one example, stops{_users_line(error)}: "
                          f"{why}. Either {_way_out(text)}, or pass engine=loop_grad_sum, which "
                          "runs anything, slowly") from None
 
@@ -279,6 +284,49 @@ def examples_apart(
     return result
 
 
+def _views_apart(views):
+    return [views.tree], views.k
+
+
+def _views_again(parts, k):
+    views = object.__new__(Views)
+    views.tree, views.k = parts[0], k
+    return views
+
+
+pytree.register_pytree_node(Views, _views_apart, _views_again)
+
+
+def _row_of_one(v):
+    "Take the batch dimension from what a function returns for a batch of one."
+    if not v.dim() or len(v) != 1:
+        raise ValueError(f"got {tuple(v.shape)} for a batch of one: the first dimension of all "
+                         "that it returns must count the examples")
+    return v.squeeze(0)
+
+
+def row_by_row(
+    f,        # function of batches
+    *trees,   # of tensors (b,...)
+    who="a function",
+):            # what `f` returns for each row alone, put together
+    "Call a function of batches for one row at a time: all under vmap, or one after the other."
+    # ValueError: it returns another number of rows, or keeps a tensor
+    def one(*rows):
+        made = f(*[tree_map(lambda v: v[None], row) for row in rows])
+        return pytree.tree_map(_row_of_one, made)
+
+    if not count(trees[0]):
+        return f(*trees)
+    try:
+        return examples_apart(one, *trees, who=who)
+    except VmapStops:
+        pass
+    rows = [alone(lambda copied, *row: f(*row), (), *take(trees, slice(i, i + 1)))
+            for i in range(count(trees[0]))]
+    return pytree.tree_map(lambda *parts: torch.cat(parts), *rows)
+
+
 class _Copies:
     "What one example alone gets: a copy of every tensor that was there before it."
     def __init__(self):
@@ -311,7 +359,8 @@ class _Copies:
     def refuse_kept(self, result):
         "Refuse code that has kept a tensor with numbers of the example, and not returned it."
         # ValueError
-        known = {id(t) for t in (*self.copies.values(), *tensors_of(result))}
+        returned = tensors_of(result)
+        known = {id(t) for t in (*self.copies.values(), *returned, *(t._base for t in returned))}
         born = [weakref.ref(t) for t in self.inside.values()
                 if self.of_example(t) and id(t) not in known and _storage(t) in self.touched]
         self.inside = {}
