@@ -137,11 +137,23 @@ def attention(
     return out, shares
 
 
+def refuse_shared_table(
+    max_norm,            # options of an embedding
+    scale_grad_by_freq,
+):
+    "Refuse options by which an embedding writes into its table, or counts words of a batch."
+    # ValueError
+    if max_norm or scale_grad_by_freq:
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq writes into its table, "
+                         "or weighs by counts of the batch: leave them out")
+
+
 def bag_of_embeddings(input, weight, offsets=None, max_norm=None, norm_type=2.,
                       scale_grad_by_freq=False, mode="mean", sparse=False,
                       per_sample_weights=None, include_last_offset=False, padding_idx=None):
     "Look words up, and add up or average those of a bag."
-    if offsets is not None or mode == "max" or max_norm or scale_grad_by_freq:
+    refuse_shared_table(max_norm, scale_grad_by_freq)
+    if offsets is not None or mode == "max":
         return NotImplemented
     rows = F.embedding(input, weight, padding_idx)  # (n,t,d)
     shares = torch.ones_like(rows[..., 0]) if per_sample_weights is None else per_sample_weights
@@ -154,7 +166,8 @@ def bag_of_embeddings(input, weight, offsets=None, max_norm=None, norm_type=2.,
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.,
               scale_grad_by_freq=False, sparse=False):
     "Look words up in a copy of the table; torch forgets under vmap that padding learns nothing."
-    if padding_idx is None or max_norm or scale_grad_by_freq:
+    refuse_shared_table(max_norm, scale_grad_by_freq)
+    if padding_idx is None:
         return NotImplemented
     rows = F.embedding(input, weight)
     padding = (input == padding_idx % len(weight))[..., None]

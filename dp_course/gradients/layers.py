@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.linalg import vector_norm
 
+from .kernels import refuse_shared_table
+
 # %% ../../nbs/workshop/gradients/layers.ipynb #58cdaf18
 def at_least_float32(dtype):
     "Gradients of half precision are widened before anything is taken of them."
@@ -1086,9 +1088,7 @@ def _embedding_back(x, g, y, call, weight, padding_idx):
 
 def _embedding(call, x, weight, padding_idx=None, max_norm=None, norm_type=2.,
                scale_grad_by_freq=False, sparse=False):
-    if max_norm or scale_grad_by_freq:
-        raise ValueError("an embedding with max_norm or scale_grad_by_freq writes into its table, "
-                         "or weighs by counts of the batch: leave them out")
+    refuse_shared_table(max_norm, scale_grad_by_freq)
     if padding_idx is not None:
         padding_idx %= len(weight)
     y = F.embedding(x, weight.detach(), padding_idx)
