@@ -1,14 +1,14 @@
 """A model, a loss, a clip see one example at a time; nothing that they compute outlives the call."""
 import gc
-import operator
 import traceback
 import weakref
 from contextlib import contextmanager
 from functools import reduce
+from operator import is_
 from pathlib import Path
 
 import torch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
@@ -28,16 +28,14 @@ def forgetting(
     places = [vars(m) for module in modules for m in module.modules()]
     for held in list(places):
         places += [held["_parameters"], held["_buffers"], held["_modules"]]
-    before = [dict(place) for place in places]
+    before = [place.copy() for place in places]
     try:
         yield
     finally:
         for place, old in zip(places, before):
-            for name in place.keys() - old.keys():
-                del place[name]
-            for name, value in old.items():
-                if place.get(name, place) is not value:
-                    place[name] = value
+            if place.keys() != old.keys() or not all(map(is_, place.values(), old.values())):
+                place.clear()
+                place.update(old)
 
 
 def is_batched(t):
@@ -90,9 +88,10 @@ class Isolation(TorchFunctionMode):
         noted=None,    # (args, result), told of every call
         composed=(),   # dict: function of torch -> the same, made of others
         of_example=is_batched,  # does a tensor belong to the example?
+        lasting=None,  # ids of the tensors that are copied; None: of any from outside
     ):
         super().__init__()
-        self.of_example = of_example
+        self.of_example, self.lasting = of_example, lasting
         self.copied, self.by_rule, self.noted, self.composed = copied, by_rule, noted, composed
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -110,16 +109,28 @@ class Isolation(TorchFunctionMode):
             with self:
                 result = self.composed[func](*args, **kwargs)
         if result is NotImplemented:
-            args, kwargs = self._with_copies(tuple(args), kwargs)
+            if not self._is_plain(args, kwargs):
+                args, kwargs = self._with_copies(tuple(args), kwargs)
             result = func(*args, **kwargs)
         if self.noted is not None:
             self.noted((args, kwargs), result)
         return result
 
+    def _is_plain(self, args, kwargs):
+        "Is nothing among the arguments that a copy stands for? Most calls are so, and many."
+        if self.lasting is None:
+            return False
+        for v in (*args, *kwargs.values()):
+            if id(v) in self.lasting or type(v) in (tuple, list, dict):
+                return False
+        return True
+
     def _with_copies(self, args, kwargs):
+        if self.copied is None:
+            return args, kwargs
         copies = replaced(self.copied, (args, kwargs))
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            same = all(map(operator.is_, tensors_of(copies), tensors_of((args, kwargs))))
+            same = all(map(is_, tensors_of(copies), tensors_of((args, kwargs))))
             copies = copies if same else _widened(copies)
         return copies
 
@@ -250,6 +261,11 @@ def physical(
     return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
+def beneath():
+    "A context without any transform, in which tensors are made that outlive the call."
+    return temporarily_clear_interpreter_stack()
+
+
 def logical(
     value,  # (rows,...)
     level,
@@ -258,18 +274,24 @@ def logical(
     return _functorch._add_batch_dim(value, 0, level)
 
 
+@contextmanager
 def outside():
     "A context in which torch computes with the values of all examples."
-    return retrieve_current_functorch_interpreter().lower()
+    layer = _functorch.pop_dynamic_layer_stack()
+    try:
+        yield
+    finally:
+        _functorch.push_dynamic_layer_stack(layer)
 
 
 def examples_apart(
     f,               # function of trees: is called once, for every example at the same time
     *trees,          # of tensors (b,...)
     who="the model",
-    copied=None,     # tensor -> copy; default: all tensors as they are
-    by_rule=None,
+    copied=None,     # tensor -> its copy, or the tensor itself
+    by_rule=None,    # as for `Isolation`
     composed=(),
+    lasting=(),      # ids of the tensors that are copied
     modules=(),      # whose attributes are put back
 ):                   # what `f` returns, with b in front
     "Run a function for every example under vmap; nothing that it computes is there afterwards."
@@ -277,7 +299,7 @@ def examples_apart(
     kept = Kept()
 
     def one(*parts):
-        with Isolation(copied or (lambda v: v), by_rule, kept, composed):
+        with Isolation(copied, by_rule, kept, composed, lasting=lasting):
             return f(*parts)
 
     hooks = disable_saved_tensors_hooks("vmap runs no saved tensors hooks")
