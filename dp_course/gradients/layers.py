@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RULES', 'at_least_float32', 'weighted_rows', 'KeptGradients', 'GhostNorm', 'no_longer', 'OuterProduct',
-           'LinearWeight', 'product_weight', 'gram_norms', 'ConvWeight', 'StandardizedWeight', 'Tap',
-           'convolution_rule', 'FoldedGroupNorm', 'rule_of']
+           'LinearWeight', 'product_weight', 'gram_norms', 'ConvWeight', 'StandardizedWeight', 'Tap', 'as_made',
+           'folded', 'unfolded', 'Convolution', 'convolution_rule', 'FoldedGroupNorm', 'TransposedConvolution']
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #52c2be35
 from dataclasses import dataclass
@@ -370,7 +370,6 @@ def _linear(call, x, weight, bias=None):
     flat = F.linear(x.flatten(0, -2), _constant(weight, x.dtype), _constant(bias, x.dtype))
     y = as_made(flat, (*x.shape[:-1], len(weight)))
     return Tap.apply(call.anchor, y, x, partial(_product_back, call=call, weight=weight, bias=bias))
-
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #c6104ffc
 def gram_norms(
@@ -973,7 +972,8 @@ def _group_norm_back(weight, groups, wanted, g, x, mean, rstd):  # x and g (k,b,
     k, b, channels = x.shape[:3]
     dx, *affine = torch.ops.aten.native_group_norm_backward(
         g.contiguous(), x.contiguous(), mean.reshape(k, -1), rstd.reshape(k, -1),
-        None if weight is None else weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*groups, wanted)
+        None if weight is None else weight.detach().repeat(b), k, b*channels,
+        x.shape[3:].numel(), b*groups, wanted)
     return dx.view(x.shape) if wanted[0] else None, *affine
 
 
