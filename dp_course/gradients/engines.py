@@ -51,21 +51,21 @@ def bookkeeping_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
 # %% ../../nbs/07_fast_gradients.ipynb #afd12624
 class _Sums(Tape):
     "A tape that knows the factors: the sum of a layer is formed at once, and nothing is kept."
-    def __init__(self, *args, factors, norms, bad):
+    def __init__(self, *args, factors, norms, nonfinite):
         super().__init__(*args)
-        self.factors, self.bad = dict(zip(map(id, self.params.values()), factors)), bad
+        self.factors, self.nonfinite = dict(zip(map(id, self.params.values()), factors)), nonfinite
         self.squares = dict(zip(self.factors, norms.square()))
 
     def add_weight(self, p, weight):
         if not self.once(p):
             return super().add_weight(p, weight)
-        total = weight.weighted_sum(self.factors[id(p)], self.bad, self.squares[id(p)])
-        self.pieces[id(p)] = GhostNorm(None, lambda factors, bad: total)
+        total = weight.weighted_sum(self.factors[id(p)], self.nonfinite, self.squares[id(p)])
+        self.pieces[id(p)] = GhostNorm(None, lambda factors, nonfinite: total)
 
     def total(self):  # dict name -> sum
         "Weighted sums of all gradients; none is longer than it was in the first pass."
         factors = [self._checked(place, f) for place, f in self.factors.items()]
-        return super().total(factors, self.bad)
+        return super().total(factors, self.nonfinite)
 
     def _checked(self, place, factors):
         piece = self.pieces.get(place)
@@ -81,10 +81,10 @@ def reweighted(
     y,         # labels
     factors,   # (l,b)
     norms,     # (l,b) from which the factors were made
-    bad=None,  # (b) True for an example that must count nothing
+    nonfinite=None,  # (b) True for an example that must count nothing
 ):             # dict name -> clipped sum, float64
     "Go through the network once more, with the factors at hand."
-    tape = partial(_Sums, factors=factors, norms=norms, bad=bad)
+    tape = partial(_Sums, factors=factors, norms=norms, nonfinite=nonfinite)
     return forward_backward(model, loss_fn, x, y, None, tape).total()
 
 # %% ../../nbs/07_fast_gradients.ipynb #72bcf3cf
@@ -99,7 +99,7 @@ def ghost_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
         # both passes draw the same dropout masks, and see the same x
         tape = forward_backward(model, loss_fn, tree_map(torch.clone, x), y,
                                 lambda weight: GhostNorm(norms_only(weight)))
-    factors, norms, bad = clip_factors(tape, clip)
+    factors, norms, nonfinite = clip_factors(tape, clip)
     dtype = tape.dtype
     del tape
-    return reweighted(model, loss_fn, x, y, factors, norms, bad), norms.to(dtype)
+    return reweighted(model, loss_fn, x, y, factors, norms, nonfinite), norms.to(dtype)

@@ -69,12 +69,12 @@ class Tape:
                    if q is None else q.squared_norms().double() for q in pieces]
         return torch.stack(squares).sqrt_()
 
-    def total(self, factors, bad):  # (l,b), (b) or None -> dict name -> sum
+    def total(self, factors, nonfinite):  # (l,b), (b) or None -> dict name -> sum
         "Weighted sums of all gradients, in float64."
         sums = {}
         for (name, p), f in zip(self.params.items(), factors):
             if id(p) in self.pieces:
-                sums[name] = self.pieces[id(p)].weighted_sum(f, bad).view(p.shape)
+                sums[name] = self.pieces[id(p)].weighted_sum(f, nonfinite).view(p.shape)
             else:
                 sums[name] = torch.zeros_like(p, dtype=torch.float64)
         return sums
@@ -214,7 +214,7 @@ def forward_backward(
 def clip_factors(
     tape,
     clip,  # norms (l,b) -> factors (l,b)
-):         # factors (l,b) float64, norms (l,b) float64, bad (b) or None
+):         # factors (l,b) float64, norms (l,b) float64, nonfinite (b) or None
     "Turn norms into factors; an example with a NaN or an infinity anywhere counts nothing."
     if not callable(clip):
         raise ValueError(f"{clip=!r:.80} is no clip: pass FlatClip({clip!r:.80})")
@@ -228,9 +228,9 @@ def clip_factors(
 
 def clipped(tape, clip):
     "Give the clipped sum, in float64, and the norms that decided on it."
-    factors, norms, bad = clip_factors(tape, clip)
+    factors, norms, nonfinite = clip_factors(tape, clip)
     with without_autocast(tape):
-        return tape.total(factors, bad), norms.to(tape.dtype)
+        return tape.total(factors, nonfinite), norms.to(tape.dtype)
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #391b50fb
 def empty_sum(model, x):
