@@ -10,17 +10,20 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "engines": """
         bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only reweighted""",
     "isolation": """
-        alone batched_tensors examples_apart forgetting row_by_row tensors_of""" ,
+        Isolation Kept alone batched_tensors current_level examples_apart explained forgetting
+        is_batched logical outside physical replaced row_by_row tensors_of""",
+    "kernels": """
+        COMPOSED KERNELS attention bag_of_embeddings embedding refuse_shared_table""",
     "layers": """
-        ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct RULES
-        StandardizedWeight Tap at_least_float32 convolution_rule gram_norms no_longer
-        product_weight  weighted_rows""",
+        ConvWeight Convolution FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct
+        RULES StandardizedWeight Tap TransposedConvolution as_made at_least_float32
+        convolution_rule folded gram_norms no_longer product_weight unfolded weighted_rows""",
     "precision": """
         PRECISIONS bf16_engine bf16_product_ratio fixed_shape gains_from_bfloat16 has_bfloat16
         settled_precision""",
     "tape": """
-        Call Tape clip_factors clipped empty_sum fast_grad_sum forward_backward kept_or_ghost
-        one_pass vmap_grad_sum""",
+        Call Substitutes Tape clip_factors clipped eager empty_sum fast_grad_sum
+        forward_backward kept_or_ghost modules_in one_pass vmap_grad_sum without_autocast""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",
     "units": """

@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 
-from ..basics import check_kind, check_number, refuse_unknown
+from ..basics import check_kind, check_number
 from ..data import Views, call_model, count, flatten_views, losses_of, take, tree_map
-from ..privacy import normal
 from .isolation import alone
+from ..privacy import normal
 
 
 def trainable(
@@ -54,7 +54,6 @@ def example_grads(
     return _grads_alone(model, loss_fn, x, y)
 
 # %% ../../nbs/02_by_hand.ipynb #d17b7185
-@refuse_unknown
 @dataclass
 class FlatClip:
     "Shrink every example whose whole gradient is longer than `max_norm` down to that length."

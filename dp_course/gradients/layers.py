@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RULES', 'at_least_float32', 'weighted_rows', 'KeptGradients', 'GhostNorm', 'no_longer', 'OuterProduct',
-           'LinearWeight', 'product_weight', 'gram_norms', 'ConvWeight', 'StandardizedWeight', 'Tap',
-           'convolution_rule', 'FoldedGroupNorm', 'rule_of']
+           'LinearWeight', 'product_weight', 'gram_norms', 'ConvWeight', 'StandardizedWeight', 'Tap', 'as_made',
+           'folded', 'unfolded', 'Convolution', 'convolution_rule', 'FoldedGroupNorm', 'TransposedConvolution']
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #52c2be35
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ def at_least_float32(dtype):
 
 def weighted_rows(
     rows,          # (b,...)
-    bad,           # (b) True for an example that must count nothing; None: there is none
+    nonfinite,           # (b) True for an example that must count nothing; None: there is none
     factors=None,  # (b)
 ):                 # the same shape, float64
-    "Erase the rows of bad examples, as 0*NaN is NaN, and scale the others."
+    "Erase the rows of examples that are not finite, as 0*NaN is NaN, and scale the others."
     rows, one_per_row = rows.double(), (-1, *[1]*(rows.dim() - 1))
-    if bad is not None:
-        rows = rows.masked_fill(bad.view(one_per_row), 0)
+    if nonfinite is not None:
+        rows = rows.masked_fill(nonfinite.view(one_per_row), 0)
     return rows if factors is None else rows*factors.double().view(one_per_row)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #ca7e66fd
@@ -120,9 +120,11 @@ class KeptGradients:
             self.squared = _row_norms(self.flat).square()
         return self.squared
 
-    def weighted_sum(self, factors, bad):  # (b), (b) or None -> the weight's shape, float64
+    def weighted_sum(self, factors, nonfinite):  # (b), (b) or None -> the weight's shape, float64
         "Add up the gradients, each times its factor."
-        flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
+        flat = self.flat
+        if nonfinite is not None:
+            flat = flat.masked_fill(nonfinite[:, None], 0)  # 0*NaN is NaN
         total = flat.new_zeros(flat.shape[1], dtype=torch.float64)
         _add_rows(total, flat, factors)
         return self.restored(total)
@@ -136,7 +138,7 @@ class KeptGradients:
 class GhostNorm:
     "Squared norms now, and a function for the weighted sum once the factors are known."
     squared:torch.Tensor      # (b)
-    weighted_sum:object=None  # factors (b), bad (b) or None -> sum, float64
+    weighted_sum:object=None  # factors (b), nonfinite (b) or None -> sum, float64
 
     def squared_norms(self):  # (b)
         return self.squared
@@ -163,15 +165,15 @@ def _alone(inputs, outputs, factors, squared):  # (n,t,t) float64 twice, (n) twi
     return alone, factors.masked_fill(alone, 0)
 
 
-def _add_alone(total, weight, alone, factors, bad, squared):
+def _add_alone(total, weight, alone, factors, nonfinite, squared):
     "Add gradients that a product with many others would round by more than they are long."
     if alone.any():
-        weight.careful = True
-        picked = [None if v is None else v[alone] for v in (factors, bad, squared)]
+        weight.needs_float64 = True
+        picked = [None if v is None else v[alone] for v in (factors, nonfinite, squared)]
         total += _late_sum(weight.some(alone), *picked).view_as(total)
 
 
-def _late_sum(weight, factors, bad, squared):
+def _late_sum(weight, factors, nonfinite, squared):
     "Form the gradients once more, a few at a time, measure them, and add them up."
     total = factors.new_zeros(weight.shape.numel(), dtype=torch.float64)
     if not len(factors):
@@ -180,7 +182,7 @@ def _late_sum(weight, factors, bad, squared):
     for low in range(0, len(factors), n):
         part = slice(low, low + n)
         kept, scale = weight.some(part).kept(), factors[part]
-        rows = kept.flat if bad is None else kept.flat.masked_fill(bad[part, None], 0)
+        rows = kept.flat if nonfinite is None else kept.flat.masked_fill(nonfinite[part, None], 0)
         if squared is not None:
             scale = no_longer(scale, squared[part], _row_norms(rows))
         _add_rows(total, rows, scale)
@@ -210,11 +212,11 @@ def _pieces(x, g):  # yields slice of examples, slices of columns
         yield slice(low, low + n), columns
 
 
-def _weighted_product(x, g, factors, bad):  # (b,...,i), (b,...,o), (b), (b) or None -> (o,i)
+def _weighted_product(x, g, factors, nonfinite):  # (b,...,i), (b,...,o), (b), (b) or None -> (o,i)
     "Add up products of outputs and inputs, each times its example's factor, in float64."
     total = factors.new_empty(g.shape[-1], x.shape[-1], dtype=torch.float64)
     for part, columns in _pieces(x, g):
-        erased = None if bad is None else bad[part]
+        erased = None if nonfinite is None else nonfinite[part]
         gs = weighted_rows(g[part], erased, factors[part]).flatten(0, -2)
         for some in columns:  # two float32's product: exact in float64
             xs = weighted_rows(x[part, ..., some], erased).flatten(0, -2)
@@ -250,11 +252,11 @@ class OuterProduct:
         self.out_norms = _row_norms(self.g)
         return (_row_norms(self.x)*self.out_norms).square()
 
-    def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
+    def weighted_sum(self, factors, nonfinite, squared=None):  # as of `LinearWeight`
         "Add up the gradients, each times its factor; no product is as long as its rounding."
         if self.x.numel() <= 4*_PIECE:  # two float32's product: exact in float64
-            return weighted_rows(self.g, bad, factors).T @ weighted_rows(self.x, bad)
-        return _weighted_product(self.x, self.g, factors, bad)
+            return weighted_rows(self.g, nonfinite, factors).T @ weighted_rows(self.x, nonfinite)
+        return _weighted_product(self.x, self.g, factors, nonfinite)
 
     def kept(self):
         return self.keep(self.gradients())
@@ -268,7 +270,7 @@ class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
     x:torch.Tensor      # (b,t,i) input
     g:torch.Tensor      # (b,t,o) gradient of the output
-    careful:bool=False  # is an example's gradient so short that float32 would lose it?
+    needs_float64:bool=False  # is an example's gradient so short that float32 would lose it?
 
     shape = property(lambda self: torch.Size((self.g.shape[2], self.x.shape[2])))
 
@@ -282,7 +284,7 @@ class LinearWeight:
 
     def some(self, part):  # slice of b -> the same for a few examples
         "What is known about a few examples, in float64 where float32 would lose them."
-        wide = torch.float64 if self.careful else at_least_float32(self.x.dtype)
+        wide = torch.float64 if self.needs_float64 else at_least_float32(self.x.dtype)
         return LinearWeight(self.x[part].to(wide), self.g[part].to(wide))
 
     def ghost_pays(self):
@@ -298,29 +300,29 @@ class LinearWeight:
 
     def _exactly(self, rows):  # (b) which -> (n) squared norms
         "Form the few gradients of which inner products leave nothing, and remember it for the sum."
-        self.careful = True
+        self.needs_float64 = True
         pairs = zip(self.x[rows].double(), self.g[rows].double())
         return torch.stack([(g.mT @ x).square().sum() for x, g in pairs])
 
     def weighted_sum(
         self,
         factors,       # (b)
-        bad,           # (b) True for an example that must count nothing; None: there is none
+        nonfinite,           # (b) True for an example that must count nothing; None: there is none
         squared=None,  # (b) squared norms that made the factors; None: any length is right
     ):                 # (o,i) float64
         "Add up the gradients, each times its factor: one matrix product, or a few at a time."
         if self.x.shape[1] > _FEW:
-            return _late_sum(self, factors, bad, squared)
-        alone, together = self._alone(factors, bad, squared)
-        total = _weighted_product(self.x, self.g, together, bad)
-        _add_alone(total, self, alone, factors, bad, squared)
+            return _late_sum(self, factors, nonfinite, squared)
+        alone, together = self._alone(factors, nonfinite, squared)
+        total = _weighted_product(self.x, self.g, together, nonfinite)
+        _add_alone(total, self, alone, factors, nonfinite, squared)
         return total
 
-    def _alone(self, factors, bad, squared):
+    def _alone(self, factors, nonfinite, squared):
         "`_alone` for all examples, from inner products in float64."
         found = []
         for part, columns in _pieces(self.x, self.g):
-            erased = None if bad is None else bad[part]
+            erased = None if nonfinite is None else nonfinite[part]
             g = weighted_rows(self.g[part], erased)
             xs = (weighted_rows(self.x[part, :, some], erased) for some in columns)
             said = None if squared is None else squared[part]
@@ -370,7 +372,6 @@ def _linear(call, x, weight, bias=None):
     flat = F.linear(x.flatten(0, -2), _constant(weight, x.dtype), _constant(bias, x.dtype))
     y = as_made(flat, (*x.shape[:-1], len(weight)))
     return Tap.apply(call.anchor, y, x, partial(_product_back, call=call, weight=weight, bias=bias))
-
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #c6104ffc
 def gram_norms(
@@ -581,7 +582,7 @@ class ConvWeight:
     g:torch.Tensor      # ((k b),o,...) gradient of the output
     b:int               # examples
     padding:tuple       # zeros on both sides, per axis
-    careful:bool=False  # as in `LinearWeight`
+    needs_float64:bool=False  # as in `LinearWeight`
 
     shape = property(lambda self: self.conv.weight.shape)
 
@@ -602,7 +603,7 @@ class ConvWeight:
         "What is known about a few examples, in float64 where float32 would lose them."
         x, g = [rows.unflatten(0, (-1, self.b))[:, part] for rows in (self.x, self.g)]
         b, x, g = x.shape[1], x.flatten(0, 1), g.flatten(0, 1)
-        wide = torch.float64 if self.careful else at_least_float32(self.x.dtype)
+        wide = torch.float64 if self.needs_float64 else at_least_float32(self.x.dtype)
         return ConvWeight(self.conv, x.to(wide), g.to(wide), b, self.padding)
 
     def _in_float64(self, x, g):  # rows of n examples with one view each -> (n,*weight.shape)
@@ -629,20 +630,20 @@ class ConvWeight:
 
     def _ghost_norms(self, x, g):
         def exactly(rows):
-            self.careful = True
+            self.needs_float64 = True
             return self._in_float64(x[rows], g[rows]).flatten(1).square().sum(1)
 
         return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly=exactly)
 
-    def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
+    def weighted_sum(self, factors, nonfinite, squared=None):  # as of `LinearWeight`
         t = self.g.shape[2:].numel()
         if t > _FEW or self.conv.groups > 1 or len(self.x) > self.b:
-            return _late_sum(self, factors, bad, squared)
+            return _late_sum(self, factors, nonfinite, squared)
         total = factors.new_zeros(self.shape[0], self.shape[1:].numel(), dtype=torch.float64)
         n, found = _few_at_a_time(t*sum(total.shape)), []
         for low in range(0, self.b, n):
             part = slice(low, low + n)
-            erased = None if bad is None else bad[part]
+            erased = None if nonfinite is None else nonfinite[part]
             patches = _patches(weighted_rows(self.x[part], erased), self.conv, self.padding)[:, 0]
             g = weighted_rows(self.g[part].flatten(2), erased)
             said = None if squared is None else squared[part]
@@ -650,7 +651,7 @@ class ConvWeight:
             g = (g*found[-1][1][:, None, None]).transpose(0, 1).flatten(1)
             total.addmm_(g, patches.transpose(0, 1).flatten(1).T)
         alone = torch.cat([alone for alone, _ in found])
-        _add_alone(total, self, alone, factors, bad, squared)
+        _add_alone(total, self, alone, factors, nonfinite, squared)
         return total.view(self.shape)
 
     def kept(self):
@@ -731,7 +732,7 @@ class StandardizedWeight:
         self.in_order = of and of.in_order  # c as gradients made by pixels lie in memory
         self.x, self.g, self.shape = inner.x, inner.g, inner.shape
 
-    careful = property(lambda self: self.inner.careful)
+    needs_float64 = property(lambda self: self.inner.needs_float64)
 
     def gradients(self):  # of the filters that were used
         return self.inner.gradients()
@@ -772,8 +773,8 @@ class StandardizedWeight:
         few.held = self.held and [products[part] for products in self.held]
         return few
 
-    def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
-        return _late_sum(self, factors, bad, squared)
+    def weighted_sum(self, factors, nonfinite, squared=None):  # as of `LinearWeight`
+        return _late_sum(self, factors, nonfinite, squared)
 
     def ghost_pays(self):
         return _long_enough(self.inner.conv) and self.inner.ghost_pays()
@@ -783,7 +784,7 @@ class StandardizedWeight:
         inner, (_, f, _) = self.inner, self.filters
         scaled = ConvWeight(inner.conv, self.x, self.g*f.view(-1, 1, 1), inner.b, inner.padding)
         gg = scaled.ghost_norms()
-        inner.careful = scaled.careful
+        inner.needs_float64 = scaled.needs_float64
         return _raw_squared_norms(gg, *self._projections(), self.filters, self._exactly)
 
     def _projections(self):  # (b,o) <G,1> and <G,c>
@@ -808,7 +809,7 @@ class StandardizedWeight:
         return F.conv2d(x, filters, None, conv.stride, self.inner.padding, conv.dilation)
 
     def _exactly(self, rows):  # (b) which -> (n) squared norms
-        self.inner.careful = True
+        self.inner.needs_float64 = True
         gradients = self.inner._in_float64(self.x[rows], self.g[rows])
         return _raw_gradients(gradients, self.filters).flatten(1).square().sum(1)
 
@@ -973,7 +974,8 @@ def _group_norm_back(weight, groups, wanted, g, x, mean, rstd):  # x and g (k,b,
     k, b, channels = x.shape[:3]
     dx, *affine = torch.ops.aten.native_group_norm_backward(
         g.contiguous(), x.contiguous(), mean.reshape(k, -1), rstd.reshape(k, -1),
-        None if weight is None else weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*groups, wanted)
+        None if weight is None else weight.detach().repeat(b), k, b*channels,
+        x.shape[3:].numel(), b*groups, wanted)
     return dx.view(x.shape) if wanted[0] else None, *affine
 
 
@@ -1042,7 +1044,7 @@ def _layer_norm(call, x, normalized_shape, weight=None, bias=None, eps=1e-5):
                    bias=bias)
     return Tap.apply(call.anchor, y, x, back)
 
-
+# %% ../../nbs/workshop/gradients/layers.ipynb #a51e0c02
 def _rms_norm(call, x, normalized_shape, weight=None, eps=None):
     x = _float32_on_cuda(x)
     normed = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
@@ -1064,8 +1066,8 @@ def _rows_that_occur(
     squares = _row_norms(rows).square()
     squared = squares.new_zeros(b).index_add_(0, owner, squares)
 
-    def weighted_sum(factors, bad):
-        kept = rows if bad is None else rows.masked_fill(bad[owner][:, None], 0)
+    def weighted_sum(factors, nonfinite):
+        kept = rows if nonfinite is None else rows.masked_fill(nonfinite[owner][:, None], 0)
         weights = factors.double()[owner][:, None]
         return weights.new_zeros(shape).index_add_(0, word, kept*weights)
 
