@@ -2,6 +2,7 @@
 import gc
 import operator
 import traceback
+import warnings
 import weakref
 from contextlib import contextmanager
 from functools import reduce
@@ -13,6 +14,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..data import Views, count, leaves, take, tree_map
 
@@ -20,14 +22,20 @@ from ..data import Views, count, leaves, take, tree_map
 _functorch = torch._C._functorch
 
 
+def _attributes(thing):
+    "The dicts in which an object keeps its attributes, a module those of its layers, too."
+    if not isinstance(thing, torch.nn.Module):
+        return [vars(thing)] if type(getattr(thing, "__dict__", None)) is dict else []
+    held = [vars(m) for m in thing.modules()]
+    return held + [of[name] for of in held for name in ("_parameters", "_buffers", "_modules")]
+
+
 @contextmanager
 def forgetting(
-    *modules,  # `nn.Module`s
+    *things,  # `nn.Module`s, and functions or objects that are called
 ):
-    "Undo at the end whatever was assigned to attributes, parameters and buffers of modules."
-    places = [vars(m) for module in modules for m in module.modules()]
-    for held in list(places):
-        places += [held["_parameters"], held["_buffers"], held["_modules"]]
+    "Undo at the end whatever was assigned to attributes, parameters and buffers."
+    places = [place for thing in things for place in _attributes(thing)]
     before = [dict(place) for place in places]
     try:
         yield
@@ -99,7 +107,7 @@ class Isolation(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _ABOUT:
             return func(*args, **kwargs)
-        if func in _HOOKS and self.of_example(args[0]):
+        if func in _HOOKS and self.of_example(self.copied(args[0])):
             raise ValueError("a hook inside the model (register_hook, grad_fn) would be handed the "
                              "gradients of all examples at once: take it out; what it was to read "
                              "can be returned by forward")
@@ -144,14 +152,24 @@ def _place_of(t):
 
 
 def _kept_error(t):
-    return ValueError(f"a tensor {tuple(t.shape)} that was computed from an example was kept"
-                      f"{_place_of(t)} after the call, where later examples could read it: let "
+    what = "a tensor" if t is None else f"a tensor {tuple(t.shape)}"
+    place = "" if t is None else _place_of(t)
+    return ValueError(f"{what} that was computed from an example was kept{place} after the call, where later examples could read it: let "
                       "forward return it instead")
 
 
 def batched_tensors():  # ids
     "Which tensors of an example the garbage collector knows, wherever they are."
     return {id(t) for t in gc.get_objects() if type(t) is torch.Tensor and is_batched(t)}
+
+
+def refuse_batched():
+    "Refuse an autograd.Function whose backward has kept a tensor of an example."
+    # ValueError. No function of torch has made it, so that `Kept` does not know it
+    if batched_tensors():
+        gc.collect()
+    if batched_tensors():
+        raise _kept_error(None)
 
 
 class Kept:
@@ -267,7 +285,7 @@ def examples_apart(
     copied=None,     # tensor -> copy; default: all tensors as they are
     by_rule=None,
     composed=(),
-    modules=(),      # whose attributes are put back
+    things=(),       # modules and other objects whose attributes are put back
 ):                   # what `f` returns, with b in front
     "Run a function for every example under vmap; nothing that it computes is there afterwards."
     # ValueError: what vmap cannot run; what keeps a tensor
@@ -278,7 +296,7 @@ def examples_apart(
             return f(*parts)
 
     hooks = disable_saved_tensors_hooks("vmap runs no saved tensors hooks")
-    with explained(who), forgetting(*modules), hooks:
+    with explained(who), forgetting(*things), hooks:
         result = vmap(one, randomness="different")(*trees)
     kept.refuse()
     return result
@@ -306,94 +324,142 @@ def _row_of_one(v):
 
 
 def row_by_row(
-    f,        # function of batches
-    *trees,   # of tensors (b,...)
+    f,               # function of batches
+    *trees,          # of tensors (b,...)
     who="a function",
-):            # what `f` returns for each row alone, put together
+    things=(),       # objects whose attributes are put back, beside `f`
+    generator=None,  # is handed on as the last argument; alone, a row gets one of its own
+):                   # what `f` returns for each row alone, put together
     "Call a function of batches for one row at a time: all under vmap, or one after the other."
     # ValueError: it returns another number of rows, or keeps a tensor
+    more = () if generator is None else (generator,)
+
     def one(*rows):
-        made = f(*[tree_map(lambda v: v[None], row) for row in rows])
+        made = f(*[tree_map(lambda v: v[None], row) for row in rows], *more)
         return pytree.tree_map(_row_of_one, made)
 
     if not count(trees[0]):
-        return f(*trees)
+        return f(*trees, *more)
     try:
-        return examples_apart(one, *trees, who=who)
+        return examples_apart(one, *trees, who=who, things=(f, *things))
     except VmapStops:
         pass
-    rows = [alone(lambda copied, *row: f(*row), (), *take(trees, slice(i, i + 1)))
+    rows = [_one_row(f, take(trees, slice(i, i + 1)), (f, *things), generator)
             for i in range(count(trees[0]))]
     return pytree.tree_map(lambda *parts: torch.cat(parts), *rows)
 
 
-class _Copies:
-    "What one example alone gets: a copy of every tensor that was there before it."
-    def __init__(self):
-        self.copies = {}      # id of a tensor from outside -> its copy
-        self.inside = {}      # id -> tensor of this call, or one from outside that was copied
-        self.touched = set()  # storages that hold numbers of the example
-
-    def note_input(self, t):
-        self.inside[id(t)] = t
-        self.touched.add(_storage(t))
-
-    def copied(self, t):
-        "The copy of a tensor from outside; a tensor of this call as it is."
-        if id(t) in self.inside:
-            return self.copies.get(id(t), t)
-        copy = t.detach().clone().requires_grad_(t.requires_grad)
-        self.copies[id(t)] = copy
-        self.inside |= {id(t): t, id(copy): copy}
-        return copy
-
-    def noted(self, given, result):
-        found, sources = tensors_of(result), tensors_of(given)
-        self.inside |= {id(t): t for t in found}
-        if any(_storage(t) in self.touched for t in sources):
-            self.touched.update(map(_storage, found or sources[:1]))  # `t[0] = x` returns nothing
-
-    def of_example(self, t):
-        return id(t) in self.inside and id(t) not in self.copies
-
-    def refuse_kept(self, result):
-        "Refuse code that has kept a tensor with numbers of the example, and not returned it."
-        # ValueError
-        returned = tensors_of(result)
-        known = {id(t) for t in (*self.copies.values(), *returned, *(t._base for t in returned))}
-        born = [weakref.ref(t) for t in self.inside.values()
-                if self.of_example(t) and id(t) not in known and _storage(t) in self.touched]
-        self.inside = {}
-        if any(ref() is not None for ref in born):
-            gc.collect()
-        for t in filter(lambda t: t is not None, (ref() for ref in born)):
-            raise _kept_error(t)
+def _one_row(f, row, things, generator):
+    "Call a function for one row, whose random numbers no other row decides on."
+    if generator is None:
+        return alone(lambda copied, *trees: f(*trees), things, *row)
+    seed = torch.randint(2**62, (), generator=generator, device=generator.device).item()
+    own = torch.Generator(generator.device).manual_seed(seed)
+    return alone(lambda copied, *trees: f(*trees, own), things, *row)
 
 
 def _storage(t):
-    return t.untyped_storage()._cdata
+    "Where a tensor keeps its numbers; None if it does so otherwise."
+    if t.layout is not torch.strided or _functorch.is_functorch_wrapped_tensor(t):
+        return None
+    return t.untyped_storage()
+
+
+class _Storages:
+    "A set of storages that keeps none of them alive."
+    def __init__(self):
+        self.found = {}  # address -> weak reference: torch gives an address away again
+
+    def add(self, t):
+        storage = _storage(t)
+        if storage is not None:
+            self.found[storage._cdata] = weakref.ref(storage)
+
+    def __contains__(self, t):
+        storage = _storage(t)
+        ref = None if storage is None else self.found.get(storage._cdata)
+        return ref is not None and ref() is not None
+
+    def alive(self):  # set of addresses
+        return {address for address, ref in self.found.items() if ref() is not None}
+
+
+class _Numbers(TorchDispatchMode):
+    "See every kernel that runs for one example, backwards as well, and where its numbers go."
+    def __init__(self):
+        super().__init__()
+        self.made = _Storages()     # in this call
+        self.touched = _Storages()  # of these, what was computed from the example
+        self.copies = {}            # id of a tensor from outside -> the tensor, its copy
+
+    def note_input(self, t):
+        self.made.add(t)
+        self.touched.add(t)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = tensors_of((args, kwargs))
+        found = tensors_of(result) or given[:1]  # what works in place may return nothing
+        touched = any(t in self.touched for t in given)
+        for t in found:
+            self.made.add(t)
+            if touched:
+                self.touched.add(t)
+        return result
+
+    def copied(self, t):
+        "The copy of a tensor from outside; a tensor of this call as it is."
+        if id(t) in self.copies:
+            return self.copies[id(t)][1]
+        if t in self.made or _functorch.is_functorch_wrapped_tensor(t):
+            return t
+        copy = t.detach().clone().requires_grad_(t.requires_grad)
+        self.made.add(copy)
+        self.copies[id(t)] = t, copy
+        return copy
+
+    def refuse_kept(self, result):
+        "Refuse code that has kept numbers of the example, and not returned them."
+        # ValueError
+        self.copies = {}
+        returned = {v._cdata for v in map(_storage, tensors_of(result)) if v is not None}
+        if self.touched.alive() - returned:
+            gc.collect()
+        left = self.touched.alive() - returned
+        if left:
+            raise _kept_error(_tensor_at(left))
+
+
+def _tensor_at(addresses):
+    "A tensor that keeps its numbers at one of some addresses."
+    with warnings.catch_warnings(action="ignore"):
+        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+    for t in tensors:
+        storage = _storage(t)
+        if storage is not None and storage._cdata in addresses:
+            return t
 
 
 def alone(
     f,        # (copied, *trees) -> result; `copied(p)` is what the call uses in the place of `p`
-    modules,  # `nn.Module`s whose attributes are put back
+    things,   # modules and other objects whose attributes are put back
     *trees,   # of tensors of one example
 ):            # what `f` returns
     "Run a function for one example, with copies of all other tensors; nothing of it stays."
     # ValueError: what keeps a tensor of the example
-    copies = _Copies()
+    numbers = _Numbers()
     devices = [v.device for v in leaves(trees)[:1] if v.is_cuda]
     seed = torch.randint(2**62, ()).item()  # one draw an example, however many it takes itself
-    with forgetting(*modules), torch.random.fork_rng(devices):
+    with forgetting(*things), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        result = _called(f, copies, trees)
-    copies.refuse_kept(result)
+        result = _called(f, numbers, trees)
+    numbers.refuse_kept(result)
     return result
 
 
-def _called(f, copies, trees):
+def _called(f, numbers, trees):
     trees = [tree_map(torch.clone, tree) for tree in trees]
     for t in leaves(trees):
-        copies.note_input(t)
-    with Isolation(copies.copied, noted=copies.noted, of_example=copies.of_example):
-        return f(copies.copied, *trees)
+        numbers.note_input(t)
+    with Isolation(numbers.copied, of_example=numbers.made.__contains__), numbers:
+        return f(numbers.copied, *trees)

@@ -6,12 +6,14 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch._functorch.autograd_function import custom_function_call
 
 from ..basics import check_kind
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .dpsgd import trainable
 from .isolation import (
-    current_level, examples_apart, is_batched, logical, outside, physical, replaced, tensors_of)
+    current_level, examples_apart, is_batched, logical, outside, physical, refuse_batched,
+    replaced, tensors_of)
 from .kernels import COMPOSED, KERNELS
 from .layers import RULES, GhostNorm, KeptGradients, at_least_float32
 
@@ -88,6 +90,7 @@ class Substitutes:
                        for key, p in self.params.items()}  # views: no memory
         self.buffers = {id(v): v for v in model.buffers()}
         self.seen = {}  # id -> what the model gets
+        self.own_backward = False  # does the model use an autograd.Function of its own?
 
     def copied(self, t):
         "An example's own copy of a parameter, a copy of a buffer, any other tensor as it is."
@@ -102,6 +105,7 @@ class Substitutes:
 
     def by_rule(self, func, args, kwargs):
         "The result of a layer that has a rule, from the rows of all examples at once."
+        self.own_backward = self.own_backward or func is custom_function_call
         if current_level() != self.level:  # a transform of the model's own
             return NotImplemented
         if func in KERNELS:
@@ -145,12 +149,7 @@ def _losses(model, loss_fn, rows, labels, substitutes):
 
     return examples_apart(one, rows, labels, copied=substitutes.copied,
                           by_rule=substitutes.by_rule, composed=COMPOSED,
-                          modules=modules_in(model, loss_fn))
-
-
-def modules_in(*things):
-    "The modules among a model and a loss."
-    return [m for m in things if isinstance(m, nn.Module)]
+                          things=(model, loss_fn))
 
 
 @contextmanager
@@ -198,6 +197,9 @@ def forward_backward(
     with eager(model), torch.enable_grad():
         losses = _losses(model, loss_fn, rows, labels, substitutes)
         _backward(tape, losses, substitutes.copies)
+    del losses
+    if substitutes.own_backward:
+        refuse_batched()
     return tape
 
 

@@ -97,7 +97,7 @@ class BatchReader:
         generator = self.draw(block)
         if getattr(self.augment, "keeps_rows_apart", False):  # ours: all at once
             return self.augment(x, y, generator)
-        return row_by_row(lambda x, y: self.augment(x, y, generator), x, y, who="augment")
+        return row_by_row(self.augment, x, y, who="augment", generator=generator)
 
     def ready(self, idx):
         "Rows as the engine takes them, before augmentation."
