@@ -48,6 +48,7 @@ def bookkeeping_grad_sum(model, loss_fn, x, y, clip):  # as `hook_grad_sum`
     # Bu et al. 2023 (arXiv 2210.00038)
     return one_pass(model, loss_fn, x, y, clip, bookkeeping)
 
+# %% ../../nbs/07_fast_gradients.ipynb #afd12624
 class _Sums(Tape):
     "A tape that knows the factors: the sum of a layer is formed at once, and nothing is kept."
     def __init__(self, *args, factors, norms, bad):

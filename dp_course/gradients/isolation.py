@@ -81,11 +81,11 @@ _HOOKS = {torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__,
           torch.Tensor.register_post_accumulate_grad_hook}
 
 
-T = torch.Tensor
+_T = torch.Tensor
 _ABOUT = {  # what a tensor says of itself without its numbers
-    T.shape.__get__, T.dtype.__get__, T.device.__get__, T.ndim.__get__, T.requires_grad.__get__,
-    T.is_cuda.__get__, T.is_leaf.__get__, T.layout.__get__, T.size, T.dim, T.numel, T.stride,
-    T.is_floating_point, T.is_complex, T.is_contiguous, T.__len__, T.element_size}
+    _T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__, _T.requires_grad.__get__,
+    _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__, _T.size, _T.dim, _T.numel, _T.stride,
+    _T.is_floating_point, _T.is_complex, _T.is_contiguous, _T.__len__, _T.element_size}
 
 
 class Isolation(TorchFunctionMode):
@@ -145,7 +145,7 @@ def _place_of(t):
     "Say who holds a tensor, as far as the garbage collector knows."
     for holder in gc.get_referrers(t):
         if isinstance(holder, dict):
-            names = [str(name) for name, value in holder.items() if value is t]
+            names = [name for name, value in holder.items() if value is t and isinstance(name, str)]
             if names:
                 return f" as {names[0]}"
     return ""
@@ -160,7 +160,7 @@ def _kept_error(t):
 
 def batched_tensors():  # ids
     "Which tensors of an example the garbage collector knows, wherever they are."
-    return {id(t) for t in gc.get_objects() if type(t) is torch.Tensor and is_batched(t)}
+    return {id(t) for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and is_batched(t)}
 
 
 def refuse_batched():
@@ -190,17 +190,34 @@ class Kept:
         # ValueError
         if self._alive():
             gc.collect()  # of a ring of objects that nobody holds
-        alive = self._alive()
-        if alive:
-            t = alive[0]
+        for t in self._alive():
             raise _kept_error(t)
 
 
 _HERE = Path(__file__).resolve().parent.parent  # dp_course
 _TORCH = Path(torch.__file__).resolve().parent
-_VMAP = ("vmap", "functorch", "atching rule", "setup_context", "data-dependent",
-         "saved tensors hooks", "generate_vmap_rule", "broadcast shape",
-         "does not require grad and does not have a grad_fn")
+
+_FUNCTION = "give the autograd.Function a setup_context and generate_vmap_rule = True"
+_GRADIENT = "use torch.func.grad where it calls torch.autograd.grad"
+_FUSED = "put opacus.layers.DPLSTM (DPGRU, DPRNN) there"
+_NEW = "compute a new tensor instead of writing into one that all examples share"
+_WHERE = "use torch.where for an if that looks at numbers"
+_OTHER = "build it from other functions"
+_WAYS_OUT = (  # words in a message of torch, and what to do; the first that fits counts
+    ("saved tensors hooks", "use micro_batch= instead of activation checkpoints"),
+    ("setup_context", _FUNCTION), ("generate_vmap_rule", _FUNCTION),
+    ("does not require grad and does not have a grad_fn", _GRADIENT),
+    ("requires_grad_()", _GRADIENT), ("Batch norm", "put nn.GroupNorm there"),
+    ("aten::lstm", _FUSED), ("aten::gru", _FUSED), ("aten::rnn", _FUSED),
+    ("inplace", _NEW), ("broadcast shape", _NEW), ("written-to tensor", _NEW),
+    ("data-dependent", _WHERE), (".item()", _WHERE),
+    ("data pointer", "use functions of torch, not of NumPy"),
+    ("vmap", _OTHER), ("functorch", _OTHER), ("atching rule", _OTHER))
+
+
+def _way_out(text):
+    "Say what to do about an error of vmap; None: it is another error."
+    return next((way for word, way in _WAYS_OUT if word in text), None)
 
 
 def _users_line(error):
@@ -212,20 +229,6 @@ def _users_line(error):
         if not ours and _TORCH not in path.parents:
             found = f" at {path.name}, line {frame.lineno} ({frame.line})"
     return found
-
-
-def _way_out(text):
-    if "saved tensors hooks" in text:
-        return "use micro_batch= instead of activation checkpoints"
-    if "setup_context" in text or "generate_vmap_rule" in text:
-        return "give the autograd.Function a setup_context and generate_vmap_rule = True"
-    if "does not require grad" in text:
-        return "use torch.func.grad where it calls torch.autograd.grad"
-    if "inplace" in text or "broadcast shape" in text:
-        return "compute a new tensor instead of writing into one that all examples share"
-    if "data-dependent" in text or ".item()" in text:
-        return "use torch.where for an if that looks at numbers"
-    return "build it from other functions"
 
 
 class VmapStops(ValueError):
@@ -241,13 +244,13 @@ def explained(
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
-        text = str(error)
-        if not any(word in text for word in _VMAP):
+        way = _way_out(str(error))
+        if way is None:
             raise
-        why = text.strip().splitlines()[0][:160]
+        why = str(error).strip().splitlines()[0][:160].rstrip(".")
         raise VmapStops(f"vmap, which calls {who} for one example, stops{_users_line(error)}: "
-                         f"{why}. Either {_way_out(text)}, or pass engine=loop_grad_sum, which "
-                         "runs anything, slowly") from None
+                        f"{why}. Either {way}, or pass engine=loop_grad_sum, which runs "
+                        "anything, slowly") from None
 
 
 def current_level():

@@ -7,40 +7,42 @@ import torch.nn.functional as F
 
 def _pooled(pool, dims):
     "Let a pool see the rows of all examples: under vmap it would take ten times as long."
-    def for_all(x, *args, **kwargs):  # (rows,n,c,...) or (rows,c,...)
-        rows = x.flatten(0, -(dims + 2))
-        if dims == 2 and not x.is_cuda:
+    def for_all(input, *args, **kwargs):  # (rows,n,c,...) or (rows,c,...)
+        rows, apart = input.flatten(0, -(dims + 2)), input.shape[:-(dims + 1)]
+        if dims == 2 and not rows.is_cuda:
             rows = rows.contiguous(memory_format=torch.channels_last)  # several times as fast
         result = pool(rows, *args, **kwargs)
         if isinstance(result, tuple):
-            return tuple(v.contiguous().view(*x.shape[:-(dims + 1)], *v.shape[1:]) for v in result)
-        return result.contiguous().view(*x.shape[:-(dims + 1)], *result.shape[1:])
+            return tuple(v.contiguous().view(*apart, *v.shape[1:]) for v in result)
+        return result.contiguous().view(*apart, *result.shape[1:])
 
     return for_all
 
 
-def _expanded(mask, q):  # (rows,...) -> (rows,n,heads,t,s)
-    "A mask with a dimension for each of the query's, so that it is the same for what it leaves out."
-    missing = q.dim() - mask.dim()
-    return mask.view(len(mask), *[1]*missing, *mask.shape[1:])
+def _aligned(v, dims):  # (rows,...) -> (rows,1,...,1,...)
+    "Insert the dimensions that a tensor lacks, behind the rows of all examples."
+    return v.view(len(v), *[1]*(dims - v.dim()), *v.shape[1:])
 
 
 def _attended(query, key, value, attn_mask=None, *args, **kwargs):  # (rows,...,t,c)
     "Attention for all examples in one call of torch's own kernel."
-    if attn_mask is not None:
-        attn_mask = _expanded(attn_mask, query)
-    flat = [v.flatten(0, -4) if v.dim() > 4 else v for v in (query, key, value)]
-    if attn_mask is not None and attn_mask.dim() > 4:
-        attn_mask = attn_mask.expand(*query.shape[:-3], *attn_mask.shape[-3:]).flatten(0, -4)
-    out = F.scaled_dot_product_attention(*flat, attn_mask, *args, **kwargs)
-    return out.view(*query.shape[:-1], out.shape[-1])
+    given = [v for v in (query, key, value, attn_mask) if v is not None]
+    dims = max(v.dim() for v in given)
+    given = [_aligned(v, dims) for v in given]
+    apart = torch.broadcast_shapes(*[v.shape[:-3] for v in given])
+    if dims > 4:
+        given = [v.expand(*apart, *v.shape[-3:]).flatten(0, -4) for v in given]
+    query, key, value, *mask = given
+    out = F.scaled_dot_product_attention(query, key, value, *mask or [None], *args, **kwargs)
+    return out.view(*apart, *out.shape[1:]) if dims > 4 else out
 
 
 def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
                    reduction="mean", label_smoothing=0.):
     "The loss of every example in one call, where each is the loss of one class or one map."
     known = weight is None and size_average is None and reduce is None and not label_smoothing
-    if not known or target.is_floating_point() or input.dim() != target.dim() + 1:
+    of_rows = target.dim() > 1 and input.dim() == target.dim() + 1
+    if not known or not of_rows or target.is_floating_point():
         return NotImplemented
     losses = F.cross_entropy(input.flatten(0, 1), target.flatten(0, 1), reduction="none",
                              ignore_index=ignore_index).view(target.shape)
@@ -135,11 +137,23 @@ def attention(
     return out, shares
 
 
+def refuse_shared_table(
+    max_norm,            # options of an embedding
+    scale_grad_by_freq,
+):
+    "Refuse options by which an embedding writes into its table, or counts words of a batch."
+    # ValueError
+    if max_norm or scale_grad_by_freq:
+        raise ValueError("an embedding with max_norm or scale_grad_by_freq writes into its table, "
+                         "or weighs by counts of the batch: leave them out")
+
+
 def bag_of_embeddings(input, weight, offsets=None, max_norm=None, norm_type=2.,
                       scale_grad_by_freq=False, mode="mean", sparse=False,
                       per_sample_weights=None, include_last_offset=False, padding_idx=None):
     "Look words up, and add up or average those of a bag."
-    if offsets is not None or mode == "max" or max_norm or scale_grad_by_freq:
+    refuse_shared_table(max_norm, scale_grad_by_freq)
+    if offsets is not None or mode == "max":
         return NotImplemented
     rows = F.embedding(input, weight, padding_idx)  # (n,t,d)
     shares = torch.ones_like(rows[..., 0]) if per_sample_weights is None else per_sample_weights
@@ -152,7 +166,8 @@ def bag_of_embeddings(input, weight, offsets=None, max_norm=None, norm_type=2.,
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.,
               scale_grad_by_freq=False, sparse=False):
     "Look words up in a copy of the table; torch forgets under vmap that padding learns nothing."
-    if padding_idx is None or max_norm or scale_grad_by_freq:
+    refuse_shared_table(max_norm, scale_grad_by_freq)
+    if padding_idx is None:
         return NotImplemented
     rows = F.embedding(input, weight)
     padding = (input == padding_idx % len(weight))[..., None]

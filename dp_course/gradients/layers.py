@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.linalg import vector_norm
 
+from .kernels import refuse_shared_table
+
 # %% ../../nbs/workshop/gradients/layers.ipynb #58cdaf18
 def at_least_float32(dtype):
     "Gradients of half precision are widened before anything is taken of them."
@@ -369,10 +371,6 @@ def _linear(call, x, weight, bias=None):
     y = as_made(flat, (*x.shape[:-1], len(weight)))
     return Tap.apply(call.anchor, y, x, partial(_product_back, call=call, weight=weight, bias=bias))
 
-
-def _turned_linear(call, x, weight, bias=None):
-    "The same with a weight (i,o), as some language models keep it."
-    raise NotImplementedError
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #c6104ffc
 def gram_norms(
@@ -843,7 +841,8 @@ class Tap(torch.autograd.Function):
 def as_made(
     y,      # tensor that was just computed
     shape,  # of as many numbers
-):          # the same numbers in another shape; no view, so that an activation may work in place
+):          # the same numbers in another shape
+    "Reshape without a view, so that an activation may work in place."
     return torch.ops.aten._unsafe_view(y, shape)
 
 
@@ -859,9 +858,9 @@ def folded(
 
 
 def unfolded(
-    y,     # ((n rows),...)
-    shape, # of what was folded
-):         # (rows,n,...) or (rows,...)
+    y,      # ((n rows),...)
+    shape,  # of what was folded
+):          # (rows,n,...) or (rows,...)
     "Undo `folded` for what a layer made of it."
     if y.dim() == len(shape):
         return y
@@ -936,16 +935,16 @@ def _conv_back(x, g, y, call, conv, bias, padding, filters, axes):
 
 
 def convolution_rule(
-    call,  # `Call` of a layer
-    x,     # (rows,n,i,...)
-    weight,
-    bias=None,
+    call,          # `Call` of a layer
+    x,             # (rows,n,i,...)
+    weight,        # (o,i/groups,...)
+    bias=None,     # (o)
     stride=1,
     padding=0,
     dilation=1,
     groups=1,
     filters=None,  # c (o,n), f (o,1), h (o,1) of standardized filters f c
-):         # (rows,n,o,...)
+):                 # (rows,n,o,...)
     "Convolve, and note the gradients of all examples on the way back."
     axes = weight.dim() - 2
     conv = Convolution(weight, _per_axis(stride, axes), _per_axis(dilation, axes), groups)
@@ -969,12 +968,12 @@ def _joined(pieces, dim=0):
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def _group_norm_back(weight, groups, wanted, g, x, mean, rstd):  # each (k,b,...)
+def _group_norm_back(weight, groups, wanted, g, x, mean, rstd):  # x and g (k,b,c,...)
     "What goes on to the input (k,b,c,...), and scale's and shift's gradients (b,c) per example."
     k, b, channels = x.shape[:3]
     dx, *affine = torch.ops.aten.native_group_norm_backward(
         g.contiguous(), x.contiguous(), mean.reshape(k, -1), rstd.reshape(k, -1),
-        weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*groups, wanted)
+        None if weight is None else weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*groups, wanted)
     return dx.view(x.shape) if wanted[0] else None, *affine
 
 
@@ -1031,9 +1030,13 @@ def _normed_back(x, g, y, call, shape, normed, weight, bias):
         call.add(bias, per_example(g))
 
 
+def _detached(p):
+    return None if p is None else p.detach()
+
+
 def _layer_norm(call, x, normalized_shape, weight=None, bias=None, eps=1e-5):
     x = _float32_on_cuda(x)
-    y = F.layer_norm(x, normalized_shape, *[_constant(p, p.dtype) if p is not None else None for p in (weight, bias)], eps)
+    y = F.layer_norm(x, normalized_shape, _detached(weight), _detached(bias), eps)
     normed = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
     back = partial(_normed_back, call=call, shape=normalized_shape, normed=normed, weight=weight,
                    bias=bias)
@@ -1085,9 +1088,7 @@ def _embedding_back(x, g, y, call, weight, padding_idx):
 
 def _embedding(call, x, weight, padding_idx=None, max_norm=None, norm_type=2.,
                scale_grad_by_freq=False, sparse=False):
-    if max_norm or scale_grad_by_freq:
-        raise ValueError("an embedding with max_norm or scale_grad_by_freq writes into its table, "
-                         "or weighs by counts of the batch: leave them out")
+    refuse_shared_table(max_norm, scale_grad_by_freq)
     if padding_idx is not None:
         padding_idx %= len(weight)
     y = F.embedding(x, weight.detach(), padding_idx)

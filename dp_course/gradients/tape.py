@@ -128,15 +128,15 @@ class Substitutes:
             return result
         return replaced(lambda t: logical(t, self.level), result)
 
-    def _by_rule(self, rule, x, *args, **kwargs):
+    def _by_rule(self, rule, input, *args, **kwargs):
         others = tensors_of((args, kwargs))
         learnt = [id(t) for t in others if id(t) in self.copies]
         if not learnt or any(is_batched(t) for t in others):
             return NotImplemented
         self.tape.uses.update(learnt)
-        x = self.copied(x)
+        x = self._values(self.copied(input))
         with outside():
-            y = rule(Call(self.tape), self._values(x), *args, **kwargs)
+            y = rule(Call(self.tape), x, *args, **kwargs)
         return logical(y, self.level)
 
 
@@ -145,7 +145,9 @@ def _losses(model, loss_fn, rows, labels, substitutes):
     def one(x, y):
         substitutes.level = current_level()
         x, y = (tree_map(lambda v: v[None], tree) for tree in (x, y))
-        return losses_of(loss_fn, call_model(model, x), y, 1).sum()
+        loss = losses_of(loss_fn, call_model(model, x), y, 1).sum()
+        substitutes.seen.clear()  # what is still alive after the call was kept by the model
+        return loss
 
     return examples_apart(one, rows, labels, copied=substitutes.copied,
                           by_rule=substitutes.by_rule, composed=COMPOSED,

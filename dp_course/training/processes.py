@@ -226,8 +226,12 @@ class ProcessTrainer(Trainer):
         b:int,    # examples in the whole batch
     ):            # sum over all shards; norms (l,b), in the order of the batch
         "Sum the gradients of all processes, and collect all norms."
-        flat = self.peers.all_sum(torch.cat([g.double().flatten() for g in total.values()]))
-        parts = flat.split([g.numel() for g in total.values()])
+        wide = [g.double().flatten() for g in total.values()]
+        flat = self.peers.all_sum(torch.cat([*wide, wide[0].new_ones(1)]))
+        *parts, heard = flat.split([*map(len, wide), 1])
+        if heard.item() != self.peers.world:
+            raise ValueError(f"{heard.item():g} of {self.peers.world} processes were heard: each "
+                             "would train alone; start all again with --resume")
         summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
         wide = norms.new_zeros(len(norms), b)
         wide[:, low:low + norms.shape[1]] = norms

@@ -274,8 +274,9 @@ class Trainer:
         "Name the noise after the sum that it hides. An audit may override this."
         return self._secret.noise(entry)
 
-    def _clipped_sum(self, idx, t, scale):
+    def _clipped_sum(self, idx, t, scale=None):
         "The clipped sum over the batch `idx` of step `t`, and the norms (l,b)."
+        scale = self._scale_and_noise()[0] if scale is None else scale
         return self._sum_over(self._micro_batches(idx, t), scale)
 
     def _sum_over(
@@ -676,6 +677,8 @@ def _made_optimizer(optimizer, model):
 def _refuse_closure(optimizer):
     "Refuse an optimizer that wants to look at the data again, without noise."
     step = inspect.signature(optimizer.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam takes no dense gradient, which is what noise makes: use Adam")
     if isinstance(optimizer, torch.optim.LBFGS) or step and step.default is step.empty:
         raise ValueError(f"{type(optimizer).__name__} needs a closure, which would look at the data "
                          "again without noise: use SGD, Adam or DPAdam")
