@@ -7,7 +7,6 @@ __all__ = ['KNOWN_ENGINES', 'check_model', 'is_frozen_norm', 'check_parts', 'che
            'refuse_units', 'is_known', 'check_run']
 
 # %% ../../nbs/workshop/training/checks.ipynb #ad7ed63d
-import inspect
 import warnings
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..basics import check_kind
-from ..data import call_model, count, leaves, losses_of, take, tree_map
+from ..data import call_model, count, leaves, take, tree_map
 from ..gradients import (
     FlatClip, bookkeeping_grad_sum, fast_grad_sum, forgetting, ghost_grad_sum, hook_grad_sum,
     loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)

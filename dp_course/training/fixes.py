@@ -8,7 +8,6 @@ __all__ = ['FrozenNorm', 'fix']
 # %% ../../nbs/workshop/training/fixes.ipynb #5813cf18
 import copy
 
-import torch
 from torch import nn
 
 from ..basics import check_kind

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from ..basics import check_count, check_kind, check_number, keep_memory
-from ..data import as_examples, call_model, leaves, tree_map
-from dp_course.gradients import (
-    FlatClip, batched_tensors, bf16_engine, bounded, fast_grad_sum, forgetting, noise_std,
-    noised_fraction, noisy_mean, settled_precision, trainable, unit_engine,
-    which_are_short)
+from ..data import as_examples, call_model, tree_map
+from ..gradients import (
+    FlatClip, batched_tensors, bf16_engine, bounded, fast_grad_sum, forgetting, noise_std)
+from ..gradients import (
+    noised_fraction, noisy_mean, settled_precision, trainable, unit_engine, which_are_short)
 from ..privacy import (
     SecretSeed, in_digits, keyed_digest, new_seed, normal, poisson_indices)
 from .checkpoints import load_checked, save_atomic
