@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         EMA HeadFirst NoisyAccuracy Plateau SCHEDULES Schedule TailAverage constant cosine
         linear public step_decay temporary_weights""",
     "checkpoints": """
-        Journal load_checked save_atomic write_all""",
+        Journal append load_checked lock named save_atomic write_all""",
     "evaluation": """
         class_counts count_classes measure no_scores""",
     "guard_clip": """

@@ -12,7 +12,10 @@ from .callbacks import public as public
 from .callbacks import step_decay as step_decay
 from .callbacks import temporary_weights as temporary_weights
 from .checkpoints import Journal as Journal
+from .checkpoints import append as append
 from .checkpoints import load_checked as load_checked
+from .checkpoints import lock as lock
+from .checkpoints import named as named
 from .checkpoints import save_atomic as save_atomic
 from .checkpoints import write_all as write_all
 from .evaluation import class_counts as class_counts

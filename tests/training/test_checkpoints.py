@@ -475,7 +475,7 @@ def test_three_writers_at_once_lose_nothing_and_see_each_other(tmp_path):
 
 def hold(say, journal):
     "Keep a ledger locked until the process is killed."
-    with journal._open(os.O_RDWR):
+    with journal._open("r+b"):
         print("locked", file=say, flush=True)
         signal.pause()
 
