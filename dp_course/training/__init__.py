@@ -5,7 +5,7 @@ from dp_course import _door
 __getattr__, __dir__, __all__ = _door(__name__, {
     "callbacks": """
         EMA HeadFirst NoisyAccuracy Plateau SCHEDULES Schedule TailAverage constant cosine
-        linear public step_decay temporary_weights""",
+        linear public step_decay swapped temporary_weights""",
     "checkpoints": """
         Journal append load_checked lock named save_atomic write_all""",
     "evaluation": """

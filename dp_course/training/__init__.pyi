@@ -10,6 +10,7 @@ from .callbacks import cosine as cosine
 from .callbacks import linear as linear
 from .callbacks import public as public
 from .callbacks import step_decay as step_decay
+from .callbacks import swapped as swapped
 from .callbacks import temporary_weights as temporary_weights
 from .checkpoints import Journal as Journal
 from .checkpoints import append as append
