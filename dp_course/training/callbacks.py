@@ -409,7 +409,7 @@ class NoisyAccuracy:
         "Give the eps of training and all measurements together."
         refuse_units(plan, "this accuracy")
         train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
-        # disjoint: for whoever joins one side, the other is a function of noised answers
+        # disjoint: for a person in one part, the other part is a function of noised answers
         if disjoint:
             return max(plan.accountant().step(*part).epsilon(plan.delta) for part in (train, look))
         return plan.accountant().step(*train).step(*look).epsilon(plan.delta)

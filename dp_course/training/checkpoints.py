@@ -227,7 +227,7 @@ class Journal:
         journal = cls(checkpoint)
         raw, _ = _lines([_HEAD, *entries], b"")
         old = journal._open("rb") if journal.path.exists() else nullcontext()
-        with old:  # nobody may be writing to it
+        with old:  # while no other process writes to it
             _put(raw, journal.path)
         journal.entries()
         return journal
@@ -243,7 +243,7 @@ class Journal:
             _put(raw, self.path)
 
     def holds(self, text):
-        "Is this entry in the file, as far as we have read and written it?"
+        "Tell whether an entry is in the file, as far as we have read and written it."
         return text in self._known
 
     def entries(self):  # list of str, from the first on

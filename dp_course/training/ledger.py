@@ -88,18 +88,18 @@ def _shared_file(run):
 
 # %% ../../nbs/workshop/training/ledger.ipynb #963627b2
 class Ledger:
-    "What a run has released: nothing is noised before it stands here, and in the files."
+    "What a run has released: nothing is noised before it is entered here and in the files."
     def __init__(self, plan):
         self.plan = plan
         self.budget = _budget(plan)
         self.budget.post = self._post
         self.run = _run_name(plan)  # what belongs to the same run
-        self.computed = 0   # steps that must be paid for
+        self.computed = 0           # steps that must be paid for
         self._process = os.getpid()  # the only one that may spend
-        self._made = {}     # all entries, in order; a dict as a set that keeps it
-        self._first = {}    # (what, stream, t) -> the first entry made there
-        self._unpaid = ()   # entries beyond what the plan covers: they were never released
-        self._files = {}    # path of a checkpoint -> `_File`
+        self._made = {}             # all entries, in order; a dict as a set that keeps it
+        self._first = {}            # (what, stream, t) -> the first entry made there
+        self._unpaid = ()           # entries beyond what the plan covers: never released
+        self._files = {}            # path of a ledger -> `Journal`
         self._others, self._affordable = None, 0
 
     # --- what it holds
@@ -109,20 +109,20 @@ class Ledger:
         return list(self._made)
 
     def holds(self, entry):
-        "Has this very look been paid for?"
+        "Tell whether this very look has been paid for."
         return entry in self._made and entry not in self._unpaid
 
     def first(self, entry):
-        "What the batch of an entry was first used for; None: nothing yet."
+        "Find what the batch of an entry was first used for; None: nothing yet."
         return self._first.get(entry.slot)
 
     @property
     def saved(self):
-        "Are there files of this run?"
+        "Whether there are files of this run."
         return bool(self._files)
 
     def state_dict(self):
-        "What a checkpoint keeps."
+        "Give what a checkpoint keeps."
         entries = list(map(list, self.entries()))
         return {"run": self.run, "entries": entries, "budget": self.budget.state_dict()}
 
@@ -139,7 +139,7 @@ class Ledger:
 
     @property
     def room(self):
-        "How many steps with new noise are paid for."
+        "Count the steps with new noise that are paid for."
         plan, computed = self.plan, self.computed
         if not plan.sigma:  # no privacy: a step that came out differently costs nothing either
             return plan.steps
@@ -182,8 +182,8 @@ class Ledger:
                              "alone from the newest checkpoint")
 
     def _post(self, what:str, *, sigma:float, q:float=1., steps:int=1):  # `Budget`
-        "What the budget's `post` does from now on: each release is an entry, like no other."
-        # ValueError
+        "Enter a release as the budget's `post`; each is an entry of its own."
+        # ValueError: not affordable, or a name that is taken
         if what == STEPS:
             raise ValueError(f"{what=} are the trainer's own: pass another name")
         if not self.budget.affords(q=q, sigma=sigma, steps=steps):
@@ -194,7 +194,7 @@ class Ledger:
         return self.budget
 
     def _refuse_other_process(self):
-        "A fork has a copy of everything that was spent, and nobody sees what it spends."
+        "Refuse to spend in a copy of the process, which the first one would not see."
         if os.getpid() != self._process:
             raise ValueError(f"this run belongs to process {self._process}, and this is process "
                              f"{os.getpid()}: both would spend the same budget; save a checkpoint "
@@ -234,7 +234,7 @@ class Ledger:
         self._unpaid = frozenset(made[paid:])
 
     def _covers(self, entries):
-        "Does the plan pay for all of these?"
+        "Tell whether the plan pays for all of these."
         if not self.plan.sigma:
             return True
         spent = _budget(self.plan)
