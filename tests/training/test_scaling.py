@@ -50,7 +50,7 @@ def few():
 
 # --- signal and noise
 
-@pytest.mark.parametrize("b", [10, 150, 299])
+@pytest.mark.parametrize("b", [10, 299])
 def test_gradient_noise_by_simulation(b):
     # 4,000 Poisson sums of 300 fixed vectors: the mean square has a relative std of about 0.5 %
     # here; 4 % is eight of them
@@ -231,11 +231,9 @@ def test_one_try_is_one_run(eta):
 
 # --- what a search costs
 
-@by_shape
+@pytest.mark.parametrize("eta", SHAPES[1:])  # dp_accounting has no negative ones
 def test_agrees_with_dp_accounting(eta):
     google = pytest.importorskip("dp_accounting.rdp.rdp_privacy_accountant")
-    if eta < 0:
-        pytest.skip("dp_accounting has no negative shapes")
     run = RDPAccountant().step(.04, 1.6138, 625)
     for mean in (1.5, 10., 100.):
         their_rdp = google._compute_rdp_repeat_and_select(ORDERS, run.rdp(), mean, eta)
@@ -355,13 +353,6 @@ def test_search_epsilon_is_monotone_and_free_or_infinite_at_its_ends():
     assert costs == sorted(costs)
     for other in (dict(sigma=1.4), dict(steps=800), dict(q=.05), dict(delta=1e-7)):
         assert cost(**other) > cost()
-
-
-@pytest.mark.parametrize("mean, eta", [(10., 1.), (30., 0.), (3., math.inf)])
-def test_search_noise_multiplier(mean, eta):
-    tries = RandomStopping(mean, eta)
-    sigma = search_noise_multiplier(tries, **BUDGET, q=.04, steps=625)
-    assert 3*.998 <= search_epsilon(tries, **REPORT | dict(sigma=sigma)) <= 3
 
 
 # --- the record that the notebook quotes

@@ -1,7 +1,6 @@
 "Tricks: views before the clip, averages, schedules, plateaus that are paid for, DP-Adam."
 import copy
 import math
-import random
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,14 +12,13 @@ from toys import digit_net, equal, loss
 from toys import generator as gen
 
 from dp_course.data import load, multiplicity, multiplicity_with_masks, views
-from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, fast_grad_sum
+from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.privacy import (
     PLDAccountant,
     PrivacyPlan,
     RDPAccountant,
     epsilon,
     in_digits,
-    new_seed,
 )
 from dp_course.training import (
     EMA,
@@ -31,12 +29,10 @@ from dp_course.training import (
     Schedule,
     TailAverage,
     Trainer,
-    constant,
     cosine,
     end_line,
     linear,
     public,
-    step_decay,
     sweep,
     temporary_weights,
 )
@@ -193,7 +189,7 @@ def assert_average(average, want):
 
 
 @pytest.mark.parametrize(
-    "decay, warmup", [(.9, True), (.9, False), (.2, True), (0., False), (.999, True)])
+    "decay, warmup", [(.9, True), (.9, False), (0., False)])
 def test_ema_is_the_recursion(decay, warmup):
     ema = EMA(decay, warmup)
     iterates, _ = walk([ema])
@@ -202,17 +198,6 @@ def test_ema_is_the_recursion(decay, warmup):
         d = min(decay, (1+t)/(10+t)) if warmup else decay
         want = {n: d*want[n] + (1-d)*w[n] for n in w}
     assert_average(ema, want)
-
-
-def test_tail_average_is_the_mean():
-    tail, whole, late = TailAverage(20), TailAverage(), TailAverage(50)
-    iterates, _ = walk([tail, whole, late])
-
-    def mean(some):
-        return {n: torch.stack([w[n] for w in some]).mean(0) for n in some[0]}
-    assert_average(tail, mean(iterates[20:]))
-    assert_average(whole, mean(iterates))
-    assert late.weights == {}
 
 
 def test_averages_in_half_precision_keep_small_shares():
@@ -233,19 +218,11 @@ def test_tied_and_frozen_parameters():
     assert set(ema.weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}  # as a release has
 
 
-def test_swapped_comes_back_even_after_an_exception(digits):
+def test_swapped_weights_come_back_when_half_of_them_do_not_fit():
     model = digit_net()
     old = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="halfway"):
-        with temporary_weights(model, {"1.bias": torch.ones(10)}):
-            assert (model[1].bias == 1).all() and torch.equal(model[1].weight, old["1.weight"])
-            raise RuntimeError("halfway")
-    assert equal(model.state_dict(), old)
-    with pytest.raises(ValueError, match="another model"):
-        with temporary_weights(model, {"2.bias": torch.ones(10)}):
-            pass
     half_wrong = {"1.weight": torch.zeros(10, 64), "1.bias": torch.ones(3, 3)}
-    with pytest.raises(RuntimeError):  # a wrong shape, after one tensor has gone in
+    with pytest.raises(RuntimeError):  # after one tensor has gone in
         with temporary_weights(model, half_wrong):
             pass
     assert equal(model.state_dict(), old)
@@ -279,22 +256,6 @@ def test_averages_schedules_views_and_adam_resume_bit_identically(digits, tmp_pa
         assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
 
 
-def test_release_publishes_the_average(digits, tmp_path):
-    ema = EMA(.8)
-    run = trainer(digits, callbacks=[ema]).fit()
-    run.release(tmp_path/"r")
-    out = torch.load(tmp_path/"r", weights_only=True)["weights"]
-    assert all(torch.equal(out[n], w) for n, w in ema.weights.items())
-    assert not torch.equal(out["1.weight"], run.model[1].weight)
-
-
-def test_an_average_serves_one_run(digits):
-    ema = EMA(.9)
-    trainer(digits, callbacks=[ema]).fit(2)
-    with pytest.raises(ValueError, match="one per trainer"):
-        trainer(digits, callbacks=[ema]).fit(1)
-
-
 # --- schedules
 
 @pytest.mark.parametrize("make", [
@@ -309,13 +270,6 @@ def test_an_average_serves_one_run(digits):
 def test_settings_that_make_no_sense_are_refused(make):
     with pytest.raises(ValueError, match="pass"):
         make()
-
-
-def test_shapes():
-    assert constant(7, 10) == 1
-    assert [linear(t, 10) for t in (0, 5, 10, 12)] == [1, .5, 0, 0]
-    assert [round(cosine(t, 10), 6) for t in (0, 5, 10, 12)] == [1, .5, 0, 0]
-    assert [step_decay(t, 8, (.5, .75), .1) for t in (0, 3, 4, 6)] == pytest.approx([1, 1, .1, .01])
 
 
 @pytest.mark.parametrize("shape", [linear, cosine])
@@ -351,8 +305,7 @@ def test_schedule_refuses(digits):
 
 # --- DP-Adam
 
-@pytest.mark.parametrize(
-    "options", [{}, dict(lr=.1, betas=(.5, .7), eps=1e-3), dict(betas=(0., 0.))])
+@pytest.mark.parametrize("options", [dict(lr=.1, betas=(.5, .7), eps=1e-3), dict(betas=(0., 0.))])
 def test_without_correction_it_is_adam(options):
     def draw(seed):
         return torch.randn(4, 3, dtype=torch.float64, generator=gen(seed))
@@ -402,71 +355,12 @@ def test_from_plan_knows_the_noise_that_the_trainer_adds(digits):
     assert torch.cat(grads).std().item() == pytest.approx(std, rel=.045)
 
 
-@pytest.mark.quick(3)
-@pytest.mark.parametrize("case", range(9))
-def test_adam_sees_nothing_but_noisy_gradients(digits, case):
-    "Weights and moments follow from the noisy gradients alone, and no step is cheaper than SGD's."
-    rng, seen = random.Random(case), []
-    plan = make_plan(rng.randint(2, 6))
-    clip = (FlatClip(rng.choice([.01, 1., 30.])), LayerClip([.5, 2.]),
-            AdaptiveClip(1., bit_sigma=4.))[case % 3]
-    options = dict(lr=10**rng.uniform(-4, 0), betas=(rng.choice([0., .9]), rng.choice([.5, .999])))
-    make = partial(DPAdam, **options, noise_std=rng.choice([0., .1, [.1, 0.]]))
-    if case % 3 < 2 and case % 2:
-        make = DPAdam.from_plan(plan, clip, **options)
-    model = digit_net()
-    alone = copy.deepcopy(model)
-
-    def look(run):
-        seen.append([p.grad.clone() for p in run.params.values()])
-    run = Trainer(model, digits, plan, clip=copy.deepcopy(clip), optimizer=make, seed=case,
-                  callbacks=[look], micro_batch=rng.choice([None, 50])).fit()
-    theirs = make(list(alone.parameters()))
-    for grads in seen:
-        for p, g in zip(alone.parameters(), grads):
-            p.grad = g
-        theirs.step()
-    assert same_weights(run, SimpleNamespace(model=alone))
-    plain = trainer(digits, plan=plan, clip=clip, seed=case).fit()
-    assert run.statement() == plain.statement()
-
-
 # --- plateaus
-
-def test_plateau_is_reduce_on_plateau():
-    values = [.1, .2, .2, .15, .19, .3, .3, .29, .31, .3, .3, .3, .3, .3, .3]
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.)
-    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, "max", factor=.5, patience=2, threshold=0., threshold_mode="abs")
-    ours = Plateau(public(lambda run: values[run.t//2-1]), every=2)
-    run = SimpleNamespace(t=1, optimizer=SimpleNamespace(param_groups=[{"lr": 1.}]))
-    for run.t in range(1, 2*len(values)+1):
-        ours(run)
-        if run.t % 2 == 0:
-            theirs.step(values[run.t//2-1])
-            assert run.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-    assert len(ours.history) == len(values) and ours.history[-1][2] < 1
 
 
 def looking_plan(sigma, looks, eps=3.):
     return PrivacyPlan(n=1437, batch_size=64, steps=12, eps=eps, delta=1e-5,
                        accountant=RDPAccountant, releases=(sigma,)*looks)
-
-
-def test_the_noisy_metric_is_noised(digits):
-    x, y = digits.test_x[:50], digits.test_y[:50]
-    free = SimpleNamespace(n=1437, batch_size=64, steps=12, q=64/1437, sigma=1., eps=math.inf,
-                           delta=1e-5, accountant=RDPAccountant)
-    run = Trainer(digit_net(), digits, free).fit(3)
-    exact = (run.model(digits.normalize(x)).argmax(1) == y).double().mean().item()
-    noisy = NoisyAccuracy(x, y, 5., 500)
-    draws = []
-    for seed in range(400):
-        run._secret = new_seed(seed)
-        draws.append(noisy(run)*50 - exact*50)
-    draws = torch.tensor(draws)
-    assert abs(draws.mean()) < 5*5/20      # each fails by chance less than once in 1e6
-    assert .8 < draws.std()/5 < 1.2
 
 
 def test_equal_looks_are_one_and_no_more_than_planned_are_taken(digits):
