@@ -5,9 +5,9 @@ from dp_course import _door
 __getattr__, __dir__, __all__ = _door(__name__, {
     "callbacks": """
         EMA HeadFirst NoisyAccuracy Plateau SCHEDULES Schedule TailAverage constant cosine
-        linear public step_decay temporary_weights""",
+        linear public step_decay""",
     "checkpoints": """
-        Journal load_checked save_atomic write_all""",
+        Journal append load_checked lock named save_atomic write_all""",
     "checks": """
         KNOWN_ENGINES check_clip check_model check_parts check_plan check_run in_units
         is_frozen_norm is_known refuse_units""",

@@ -10,9 +10,11 @@ from .callbacks import cosine as cosine
 from .callbacks import linear as linear
 from .callbacks import public as public
 from .callbacks import step_decay as step_decay
-from .callbacks import temporary_weights as temporary_weights
 from .checkpoints import Journal as Journal
+from .checkpoints import append as append
 from .checkpoints import load_checked as load_checked
+from .checkpoints import lock as lock
+from .checkpoints import named as named
 from .checkpoints import save_atomic as save_atomic
 from .checkpoints import write_all as write_all
 from .checks import KNOWN_ENGINES as KNOWN_ENGINES

@@ -272,8 +272,10 @@ class Trainer:
         # ValueError: names that the model does not have
         self._check_weights()
         own = _state(self.model)
-        if lost := sorted(values.keys() - own.keys()):
-            raise ValueError(f"the model has no {', '.join(lost)}: these weights are another's")
+        for name, value in values.items():
+            if name not in own or own[name].shape != value.shape:
+                raise ValueError(f"the model has no {name} of shape {tuple(value.shape)}: these "
+                                 "weights are another model's")
         with torch.no_grad():
             for name, value in values.items():
                 own[name].copy_(value)
