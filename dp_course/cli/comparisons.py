@@ -8,12 +8,14 @@ __all__ = ['SOURCES', 'OPEN', 'REPORT', 'PUBLISHED', 'find_record', 'read_all', 
            'plot_traces', 'Rung', 'source_of', 'rung', 'full_ladder', 'plot_ladder']
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #28e7aa54
+import csv
 import json
 import math
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import dp_course
 from ..basics import PALETTE, figure, panels
 from .config import first_line, make_config, overrides_of, had_noise, inf_for_null
 from ..features import PUBLIC
@@ -373,47 +375,19 @@ SOURCES = {  # where a row comes from -> its colour; in the order of a ladder
 }
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #dbf68eb4
-def _rows(
+def _read_literature(
     source,  # as of a `Rung`
-    text,    # a line per row: name | model | eps | accuracy +- std | images | note
 ):           # tuple of `Rung`
-    "Read a table that people can read too."
-    rows = []
-    for line in text.strip().splitlines():
-        name, model, eps, result, images, note = (cell.strip() for cell in line.split("|"))
-        accuracy, _, std = result.partition("+-")
-        numbers = float(eps), float(accuracy), float(std or "nan")
-        rows.append(Rung(source, name, model, *numbers, note, images))
-    return tuple(rows)
+    "Read the rows of one source from the table that comes with the package."
+    text = (Path(dp_course.__file__).parent/"cli/literature.csv").read_text(encoding="utf-8")
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["source"] == source]
+    numbers = "eps", "accuracy", "std"
+    return tuple(Rung(**row | {key: float(row[key] or "nan") for key in numbers}) for row in rows)
 
-# %% ../../nbs/workshop/cli/comparisons.ipynb #79f7c4b2
-OPEN = _rows("without privacy", """
-    He et al. 2016, BatchNorm | ResNet-20 | inf | 91.25 | none | read in its replication
-    Idelbayev, replication of He et al. | ResNet-20 | inf | 91.73 | none | read in its README
-""")
 
-REPORT = _rows("report", """
-    V1: RMSprop, batch 512   | ResNet-20 | 3 | 41.32          | none | 42.61 in its log
-    V2: 'adaptive clipping'  | ResNet-20 | 3 | 50.36          | none | 46.94 on repeating; never ran
-    + weight standardization | ResNet-20 | 3 | 54.98          | none |
-    + batch 2048, SGD        | ResNet-20 | 3 | 60.82 +- 0.65  | none | 60.97 at best
-    batch 2048, wider network | WRN-16-4 | 3 | 54.59 +- 1.17  | none | 55.61 at best
-    + batch 4096, 50 epochs  | ResNet-20 | 3 | 62.39 | none | one run; 'per-layer' never ran
-""")
-
-PUBLISHED = _rows("published", """
-    Tramèr & Boneh 2021 | ScatterNet + CNN    | 2.38 | 69.3 | none | printed as eps 3; 2.38 by PLD
-    Tramèr & Boneh 2021 | ScatterNet + linear | 2.38 | 67.0 | none | printed as eps 3; 2.38 by PLD
-    Tramèr & Boneh 2021 | plain CNN           | 2.38 | 59.2 | none | printed as eps 3; 2.38 by PLD
-    Papernot et al. 2021 | tempered sigmoid CNN | 7.53 | 66.2 | none | read in Tramèr & Boneh
-    De et al. 2022      | WRN-40-4            | 3    | 70.7 | none | quoted: the report's target
-    De et al. 2022      | WRN-16-4            | 3    | 69.2 | none | quoted by a reader of it
-    best before De et al. | not named         | 8    | 71.7 | none | read in De et al.'s abstract
-    De et al. 2022      | WRN-40-4            | 8    | 81.4 | none | read in its abstract
-    Klause et al. 2022  | ScaleNorm ResNet-9  | 8    | 82.5 | none | read in its abstract
-    best before DP-RandP | not named          | 1    | 60.6 | none | read in DP-RandP's abstract
-    DP-RandP, Tang et al. 2023 | WRN-16-4     | 1    | 72.3 | synthetic | read in its abstract
-""")
+OPEN = _read_literature("without privacy")
+REPORT = _read_literature("report")
+PUBLISHED = _read_literature("published")
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #b8ff2e0c
 def source_of(
