@@ -25,10 +25,13 @@ from .releases import open_release
 from .run import train
 from ..training import Peers, join
 
-# %% ../../nbs/workshop/cli/main.ipynb #d378a5e5
+# %% ../../nbs/workshop/cli/main.ipynb #63e7b466
 def truth(text):
     "Read yes or no."
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text]
+    known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return known[text.lower()]
 
 
 def numbers(text):
@@ -208,9 +211,9 @@ def _with_verb(words):
     if first in VERBS or first in ("-h", "--help", "--version"):
         return words
     if not first.startswith("-") and overrides_named(first) is None:
-        similar = closest(first.removesuffix("-fast"), [*VERBS, *PRESETS]) or "."
-        raise ValueError(f"unknown preset {first!r}{similar} Presets: {', '.join(PRESETS)}, each "
-                         f"also with -fast at the end. Verbs: {', '.join(VERBS)}")
+        similar = closest(first.removesuffix("-fast"), [*VERBS, *PRESETS])
+        raise ValueError(f"unknown preset {first!r}{similar} (dp-train --help shows all presets "
+                         "and verbs)")
     return ["train", *words]
 
 

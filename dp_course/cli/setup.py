@@ -9,16 +9,15 @@ __all__ = ['load_data', 'make_model', 'make_optimizer', 'usable_precision', 'mak
 # %% ../../nbs/workshop/cli/setup.ipynb #84e25276
 import secrets
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from ..basics import machine, pick_device
 from .registry import ENGINES, FEATURES, adapt_model, make_network, task_of
-from dp_course.cli.config import (
-    Config, Job, config_of, inf_for_null, make_config, make_plan, null_for_inf, overrides_of,
-    run_name)
+from .config import (
+    Config, Job, config_of, make_config, make_plan, null_for_inf, run_name)
 from ..data import tree_map
 from ..features import buy_mean, public_rows
 from ..gradients import (
@@ -217,39 +216,28 @@ def set_up(
 # %% ../../nbs/workshop/cli/setup.ipynb #31b816d5
 def _differences(
     asked,  # `Config`
-    typed,  # names of settings; None: all that either run was told beyond its preset
+    names,  # of the settings to compare
     saved,  # settings, as of a record's `config`
 ):          # str, "" for nothing
     "Say what a run was told otherwise: one with another eps has another budget."
-    saved = inf_for_null(saved)
-    wanted = inf_for_null(null_for_inf(asdict(asked)))  # as a record has them
-    names = {*overrides_of(wanted), *(overrides_of(saved) if typed is None else typed)}
-    other = [name for name in sorted(names - {"micro_batch"})
-             if saved.get(name) != wanted[name] and wanted[name] != "auto"]
-    return ", ".join(f"{name} is {saved.get(name)}, not {wanted[name]}" for name in other)
+    there, here = vars(config_of([dict(config=saved)])), vars(asked)
+    other = [name for name in names if there[name] != here[name] != "auto"]
+    return ", ".join(f"{name} is {there[name]}, not {here[name]}" for name in other)
 
 
 def _newest(
     job,
 ):  # path of a checkpoint
-    "Find the run that was told the same; or else, of one preset, one that was told more."
+    "Find the run that was told the same; or else one that was told more than is asked for."
     place = job.out, job.config.preset, job.seed
+    here, usual = vars(job.config), vars(make_config(job.config.preset))
+    free = "about", "tuning_runs", "micro_batch"  # they change no result
+    every = [name for name in here if name not in free]
+    asked = [name for name in every if name in job.typed or here[name] != usual[name]]
     try:
-        return latest_checkpoint(*place, unlike=partial(_differences, job.config, None))
+        return latest_checkpoint(*place, unlike=partial(_differences, job.config, every))
     except FileNotFoundError:
-        return latest_checkpoint(*place, unlike=partial(_differences, job.config, job.typed))
-
-
-def _keep_settings(asked, config):
-    "Refuse settings that neither the run nor its preset has; the memory may be another."
-    asked, usual = replace(asked, micro_batch=config.micro_batch), make_config(asked.preset)
-    new = [
-        f"{name} is {getattr(config, name)}, not {value}"
-        for name, value in asdict(asked).items()
-        if value not in (getattr(config, name), getattr(usual, name), "auto")
-    ]
-    if new:
-        raise ValueError(f"a run that goes on keeps its settings: there {', '.join(new)}")
+        return latest_checkpoint(*place, unlike=partial(_differences, job.config, asked))
 
 
 def _latest(lines, key, default=None):
@@ -279,7 +267,6 @@ def _rebuilt(
     lines = read_record(path.with_suffix(".jsonl"))
     start = stated(lines, "config", "init_seed", "device")
     config = config_of(lines)
-    _keep_settings(job.config, config)
     rows = _latest(lines, "micro_batch", config.micro_batch)
     rows = job.config.micro_batch if "micro_batch" in job.typed else rows
     config = replace(config, micro_batch=rows)
