@@ -276,14 +276,6 @@ TYPED = {
 }
 
 
-@pytest.mark.parametrize("told, word", [
-    (dict(tuning_runs=-3), "tuning_runs must be 0 or more"),
-    (dict(pixel_std=(0.,)), "pixel_std must be numbers above 0")])
-def test_numbers_that_no_record_can_hold_are_refused(told, word):
-    with pytest.raises(ValueError, match=word):
-        make_config("digits-eps3", **told)
-
-
 def test_constants_must_fit_the_channels(tmp_path):
     with pytest.raises(ValueError, match="2 constants.*images of 1 channels"):
         quiet(make_config("digits-eps3-fast", pixel_std=(.1, .2)), out=tmp_path)
@@ -322,6 +314,53 @@ def files(ended, tmp_path_factory):
 
 
 MISTAKES = {
+    "digits-eps": ["unknown preset 'digits-eps'", "did you mean digits-eps3?"],
+    "train digits-eps": ["unknown preset 'digits-eps'", "did you mean digits-eps3?", "report-4096"],
+    "zzzz": ["unknown preset 'zzzz'", "--help"],
+    "resum digits-eps3": ["did you mean resume?"],
+    "resume digits-eps3 --epss 3": ["unknown --epss", "did you mean --eps?"],
+    "resume": ["nothing to resume", "digits-eps3"],
+    "release": ["nothing to resume", "digits-eps3"],
+    "--eps 0": ["eps", "above 0", "0.0"],
+    "--eps -3": ["eps", "-3"],
+    "--eps nan": ["eps", "nan"],
+    "--eps three": ["--eps", "'three'"],
+    "--delta 0": ["delta", "0.0"],
+    "--delta 0.01": ["delta", "1/n"],
+    "--steps 0": ["steps must be 1 or more"],
+    "--steps 2.5": ["--steps", "2.5"],
+    "--time-limit 0": ["time_limit must be a number above 0"],
+    "--seed -1": ["seed must be 0 or more"],
+    "--seeds 0": ["--seeds", "1 or more"],
+    "--seeds 2 --resume": ["--resume", "leave --seeds out"],
+    "--batch-size 5000": ["batch_size", "5000", "1437"],
+    "--lr -1": ["lr", "-1"],
+    "--n-val 1437": ["n_val"],
+    "--device abacus": ["no such device", "abacus", "cpu"],
+    "--device cuda:99": ["no such device", "cuda:99"],
+    "--flux 1": ["--flux", "--help"],
+    "--resume": ["nothing to resume", "digits-eps3"],
+    "resnet20-eps3 --data nowhere": ["nowhere", "data_batch_1", "download=True"],
+    "--set tuning_runs=-3": ["tuning_runs must be 0 or more"],
+    "--set pixel_std=0": ["pixel_std must be numbers above 0"],
+    "--set data=Digits": ["unknown data 'Digits': pass one of digits, mnist"],
+    "--dry-run --n-val 2000": ["leaves nobody to train on: pass less than 1437"],
+    "--set precision=float16": ["pass one of auto, bf16, float32"],
+    "digits-eps3 --set features=scatter": ["take the features"],
+    "scatter-linear-eps3 --set features=": ["take the features"],
+    "oct-head-eps8-fast --set model=resnet20": ["unet16 answers for every pixel"],
+    "oct-head-eps8-fast --set data=digits": ["unet16 answers for every pixel"],
+    "digits-eps3 --set data=oct": ["unet16 answers for every pixel"],
+    "digits-eps3 --set data=phantoms": ["unet16 answers for every pixel"],
+    "scatter-linear-eps3-fast --set data=phantoms": ["unet16 answers for every pixel"],
+    "digits-eps3 --set unit=patient": ["whose each image of digits"],
+    "oct-head-eps8-fast --set unit=scan": ["unknown unit 'scan': pass one of"],
+    "scatter-linear-eps3 --set learns=head": ["learns are for networks on pixels"],
+    "oct-head-eps8-fast --set learns=head+adapters": ["are for chains of layers"],
+    "oct-head-eps8-fast --set new_head=bars": ["are for chains of layers"],
+    "oct-head-eps8-fast --set learns=tail": ["unknown learns 'tail'"],
+    "oct-head-eps8-fast --n-val 2": ["tunes on another person"],
+    "oct-head-eps8-fast --set unit=patient": ["batch_size=16"],
     "evaluate": ["FILE"],
     "evaluate nowhere.release.pt": ["there is no nowhere.release.pt"],
     "evaluate old.release.pt": ["does not say which network", "older version"],
@@ -362,7 +401,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(typed, files, capsys, monkeypat
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and err.startswith("dp-train: ") and not out
     for word in MISTAKES[typed]:
-        assert word in err
+        assert word in err.replace("1,437", "1437")
     assert sorted(files.iterdir()) == before
 
 
