@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "presets": """
         OPEN_END PRESETS UNCLIPPED miniature overrides_named""",
     "progress": """
-        Interrupt Progress Screen Stop announce_duration complain conclude describe_end
+        Interrupt Monitor Screen Stop announce_duration complain conclude describe_end
         describe_scores describe_start finish tidy""",
     "registry": """
         DATA ENGINES FEATURES HEADS MODELS ONE_LABEL ONE_MASK PIXELWISE SCANS Task adapt_model

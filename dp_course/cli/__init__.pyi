@@ -81,7 +81,7 @@ from .presets import UNCLIPPED as UNCLIPPED
 from .presets import miniature as miniature
 from .presets import overrides_named as overrides_named
 from .progress import Interrupt as Interrupt
-from .progress import Progress as Progress
+from .progress import Monitor as Monitor
 from .progress import Screen as Screen
 from .progress import Stop as Stop
 from .progress import announce_duration as announce_duration

@@ -12,7 +12,7 @@ from functools import partial
 
 from ..basics import keep_memory
 from .config import Job
-from .progress import Progress, Screen, Stop, finish, tidy
+from .progress import Monitor, Screen, Stop, finish, tidy
 from .setup import pick_up, set_up
 from ..training import Peers
 
@@ -38,9 +38,9 @@ def train(
         say, show = (lambda text: None), False  # process 0 speaks for all
 
     screen = Screen(run, last, say, show)
-    progress = Progress(run, last, screen, peers)
-    trainer.callbacks.append(progress)
-    too_late = partial(progress.too_late, job.time_limit, began)
+    monitor = Monitor(run, last, screen, peers)
+    trainer.callbacks.append(monitor)
+    too_late = partial(monitor.too_late, job.time_limit, began)
     reasons = Stop(peers, {"interrupted": stop, "time limit": too_late})
     with closing(run):
         with closing(screen):
@@ -48,5 +48,5 @@ def train(
                 if not trainer.try_step():  # repeated steps rounded differently: each cost twice
                     reasons.why = "budget"
                     break
-        scores = progress.test(trainer)  # measured again only if an epoch was cut short
-        return finish(run, scores, progress.seconds, reasons.why) if run.record else None
+        scores = monitor.test(trainer)  # measured again only if an epoch was cut short
+        return finish(run, scores, monitor.seconds, reasons.why) if run.record else None
