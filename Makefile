@@ -96,7 +96,7 @@ chromium:
 	  test "$$(id -u)" = 0 && command -v apt-get && apt-get update -qq && apt-get install -y -qq chromium; } || { \
 	  echo "Chromium is missing, and only root can install it: sudo apt-get install chromium"; exit 1; }
 
-test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, three lessons, pictures in out/browser (three minutes)
+test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab and a lesson, pictures in out/browser (two minutes)
 	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/house/test_browser.py $(ARGS)
 
 notebooks: .venv/.ready ## run notebooks with a real kernel and save their outputs: make notebooks [NB=nbs/01_definition.ipynb]
