@@ -323,12 +323,14 @@ def main(argv=None):
                  else round(peak(framework, case, what)))
         return print(json.dumps(found))
     from dp_course.basics import machine
+    from dp_course.training import code_version
     print(f"{'':16}{'framework':12}{'plain s':>9}{'private s':>9}{'ratio':>9}  {'quartiles':12}"
           f"{'plain MB':>9}{'private':>9}")
     day = datetime.date.today().isoformat()
     path = args.out/f"{day}-bench-frameworks.json"
     args.out.mkdir(parents=True, exist_ok=True)
-    about = dict(date=day, machine=machine(("torch", "opake-dpsgd", "jax", "jax_privacy")),
+    about = dict(date=day, code=code_version(),
+                 machine=machine(("torch", "opake-dpsgd", "jax", "jax_privacy")),
                  how=" ".join(__doc__.split("\n\n")[-1].split()))
     cases = {}
     for case in args.cases:

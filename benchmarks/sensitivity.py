@@ -27,6 +27,7 @@ from dp_course.gradients import (
     hook_grad_sum,
     vmap_grad_sum,
 )
+from dp_course.training import code_version
 
 try:
     import opacus
@@ -143,7 +144,7 @@ def main():
     record = {
         "date": datetime.date.today().isoformat(),
         "what": "how far one example moves a clipped sum, in units of C; rows by count",
-        "by": "benchmarks/sensitivity.py", "torch": torch.__version__,
+        "by": "benchmarks/sensitivity.py", "code": code_version(), "torch": torch.__version__,
         "machine": platform.machine(), "threads": torch.get_num_threads(), "moved": measured()}
     text = json.dumps(record, indent=1)
     if args.out:

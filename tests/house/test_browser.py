@@ -280,14 +280,6 @@ def wrongly_and_rightly(desk, check, wrong, diagnosis, right):
     assert "✗" not in said and "□" not in said and "■" in said, said
 
 
-def solutions(lesson):
-    "(check, code) of every exercise, from the authors' notebook: a student's copy has none."
-    for cell in nbformat.read(ROOT/f"nbs/{lesson}.ipynb", 4).cells:
-        if "solution" in cell.metadata.get("tags", []):
-            code, call = cell.source.removeprefix("# solution\n").rstrip().rsplit("\n", 1)
-            yield call.partition("(")[0], code.rstrip()
-
-
 def shows_progress(desk, lesson, exercises, solved=1):
     said = desk.write_below("from dp_course.exercises import how_far\nhow_far()")
     desk.shot("progress")
@@ -297,15 +289,10 @@ def shows_progress(desk, lesson, exercises, solved=1):
     assert not desk.errors, desk.errors
 
 
-# --- three lessons
-
-RIGHT_SUM = """def micro_sum(model, loss_fn, x, y, clip, size):
-    pieces = zip(x.split(size), y.split(size))
-    parts = [loop_grad_sum(model, loss_fn, u, v, clip)[0] for u, v in pieces]
-    return {name: sum(part[name] for part in parts) for name in parts[0]}"""
+# --- a lesson
 
 
-def test_second_lesson(desk):
+def test_from_the_index_through_a_lesson(desk):
     desk.open("index.ipynb")
     desk.sees_pictures()
     desk.shot("index")
@@ -332,25 +319,3 @@ def test_second_lesson(desk):
     right = "def sum_moves(low, high):\n    return max(abs(low), abs(high)), high - low"
     wrongly_and_rightly(desk, "check_sum_moves", wrong, "her whole value", right)
     shows_progress(desk, "01_definition", 5)
-
-
-def test_by_hand_to_the_last_exercise(desk):
-    desk.open("02_by_hand.ipynb")
-    ran(desk, "02_by_hand")
-    desk.sees("Diagram(", "diagram")
-    answers_ = list(solutions("02_by_hand"))
-    for check, code in answers_:
-        said = desk.try_answer(check, code, check)
-        assert "✗" not in said and "□" not in said and "■" in said, said
-    shows_progress(desk, "02_by_hand", len(answers_), len(answers_))
-
-
-def test_trainer(desk):
-    desk.open("05_trainer.ipynb")
-    desk.shot("lesson")
-    ran(desk, "05_trainer")
-    desk.sees("Diagram(", "diagram")
-    desk.sees('"Private accuracy nears', "figure")
-    wrong = RIGHT_SUM.replace("in pieces]", "in pieces if len(u) == size]")
-    wrongly_and_rightly(desk, "check_micro_sum", wrong, "the last rows are lost", RIGHT_SUM)
-    shows_progress(desk, "05_trainer", 4)
