@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_private_mean check_steal check_update_std check_worst_move""",
     "cards": """
         AGAIN Blank Card Exercise PROGRESS Progress Refused Trial above below fresh_copy gap
-        has_no_end how_far is_noise judge_generator listed record used_generator""",
+        has_no_end how_far is_noise judge_generator listed mine record used_generator""",
     "clipping": """
         check_gradient_sigma check_judge check_next_threshold check_smallest_fair""",
     "cost": """

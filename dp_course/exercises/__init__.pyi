@@ -22,6 +22,7 @@ from .cards import how_far as how_far
 from .cards import is_noise as is_noise
 from .cards import judge_generator as judge_generator
 from .cards import listed as listed
+from .cards import mine as mine
 from .cards import record as record
 from .cards import used_generator as used_generator
 from .clipping import check_gradient_sigma as check_gradient_sigma
