@@ -23,6 +23,7 @@ import nbformat
 import pytest
 import torch
 
+import dp_course.exercises
 from dp_course.exercises import Card, Trial, how_far, listed
 from dp_course.exercises import cards as exercises
 
@@ -65,7 +66,8 @@ def imports(stem):
     "What a lesson's import statements bring, and its own module."
     found = {}
     exec(student.imports(cells(stem)), found)
-    return found
+    checks = [f"check_{name}" for name in builds(stem)]
+    return found | {check: getattr(dp_course.exercises, check) for check in checks}
 
 
 def builds(stem):
@@ -105,8 +107,9 @@ def answer(code, check, spaces):
 def solution(check):
     "The model answer: of a build cell, or of a folded cell, without its check."
     stem, name = NAMES[check]
-    if name in builds(stem):
-        return builds(stem)[name].source
+    if name in builds(stem):  # it may call those that were built before
+        sources = [cell.source for cell in builds(stem).values()]
+        return "\n\n".join(sources[:list(builds(stem)).index(name) + 1])
     code = next(c.source for c in tagged(stem, "solution") if asked(c.source)[0] == check)
     return code.rsplit("\n", 1)[0]
 
