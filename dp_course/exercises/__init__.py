@@ -15,7 +15,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "cost": """
         check_affordable check_best_order check_delta_curve check_second_sigma""",
     "definition": """
-        check_group_delta check_guilty check_laplace_delta check_sampled_delta check_sum_moves""",
+        check_allowed check_coin_answers check_excess check_group_delta check_guilty
+        check_laplace_delta check_laplace_noise check_sampled_delta check_sum_moves""",
     "fast_gradients": """
         check_conv_ghost check_hook_gradients check_late_sum check_mixed""",
     "features": """

@@ -398,7 +398,7 @@ def test_a_decorated_attempt_is_told_from_another():
 
 
 def test_a_seed_repeats_the_cases(spaces):
-    check = spaces["01_definition"]["check_group_delta"]
+    check = spaces["appendix"]["check_group_delta"]
     cards = [check(lambda e, d, k: k*d, seed) for seed in (3, 3, 4)]
     assert cards[0].numbers == cards[1].numbers != cards[2].numbers
 
