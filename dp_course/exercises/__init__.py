@@ -9,13 +9,14 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_private_mean check_steal check_update_std check_worst_move""",
     "cards": """
         AGAIN Blank Card Exercise PROGRESS Progress Refused Trial above below fresh_copy gap
-        has_no_end how_far is_noise judge_generator listed record used_generator""",
+        has_no_end how_far is_noise judge_generator listed mine record used_generator""",
     "clipping": """
         check_gradient_sigma check_judge check_next_threshold check_smallest_fair""",
     "cost": """
         check_affordable check_best_order check_delta_curve check_second_sigma""",
     "definition": """
-        check_group_delta check_guilty check_laplace_delta check_sampled_delta check_sum_moves""",
+        check_allowed check_coin_answers check_excess check_group_delta check_guilty
+        check_laplace_delta check_laplace_noise check_sampled_delta check_sum_moves""",
     "fast_gradients": """
         check_conv_ghost check_hook_gradients check_late_sum check_mixed""",
     "features": """

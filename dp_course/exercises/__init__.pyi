@@ -22,6 +22,7 @@ from .cards import how_far as how_far
 from .cards import is_noise as is_noise
 from .cards import judge_generator as judge_generator
 from .cards import listed as listed
+from .cards import mine as mine
 from .cards import record as record
 from .cards import used_generator as used_generator
 from .clipping import check_gradient_sigma as check_gradient_sigma
@@ -32,9 +33,13 @@ from .cost import check_affordable as check_affordable
 from .cost import check_best_order as check_best_order
 from .cost import check_delta_curve as check_delta_curve
 from .cost import check_second_sigma as check_second_sigma
+from .definition import check_allowed as check_allowed
+from .definition import check_coin_answers as check_coin_answers
+from .definition import check_excess as check_excess
 from .definition import check_group_delta as check_group_delta
 from .definition import check_guilty as check_guilty
 from .definition import check_laplace_delta as check_laplace_delta
+from .definition import check_laplace_noise as check_laplace_noise
 from .definition import check_sampled_delta as check_sampled_delta
 from .definition import check_sum_moves as check_sum_moves
 from .fast_gradients import check_conv_ghost as check_conv_ghost

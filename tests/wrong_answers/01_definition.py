@@ -1,5 +1,23 @@
 "Wrong answers to the exercises of 01_definition: check -> words of the diagnosis -> code."
 WRONG = {
+    "check_coin_answers": {
+        "right half of the time": "lambda b, e, g: torch.where(torch.rand(b.shape, generator=g) <"
+            " 1/(1 + math.exp(e)), torch.randint(0, 2, b.shape, generator=g), b)",
+        "the lie is the rarer answer": "lambda b, e, g: torch.where("
+            "torch.rand(b.shape, generator=g) < 1/(1 + math.exp(-e)), 1 - b, b)",
+        "truth and lie add up to 1": "lambda b, e, g: torch.where("
+            "torch.rand(b.shape, generator=g) < math.exp(-e), 1 - b, b)",
+        "not eps times": "lambda b, e, g: torch.where("
+            "torch.rand(b.shape, generator=g) < 1/(1 + e), 1 - b, b)",
+        "nobody ever lies": "lambda b, e, g: b",
+        "everybody lies": "lambda b, e, g: 1 - b",
+        "whatever eps is": "lambda b, e, g: torch.randint(0, 2, b.shape, generator=g)",
+        "every answer is a bit": "lambda b, e, g: b + (torch.rand(b.shape, generator=g)"
+            " < 1/(1 + math.exp(e)))",
+        "one random number for each bit": "lambda b, e, g: torch.where("
+            "torch.rand((), generator=g) < 1/(1 + math.exp(e)), 1 - b, b)",
+        "pass generator=generator": "lambda b, e, g: torch.where("
+            "torch.rand(b.shape) < 1/(1 + math.exp(e)), 1 - b, b)"},
     "check_sum_moves": {
         "not always twice": "lambda a, b: (max(abs(a), abs(b)), 2*max(abs(a), abs(b)))",
         "her whole value": "lambda a, b: (b - a, b - a)",
@@ -11,64 +29,26 @@ WRONG = {
         "never negative": "lambda a, b: (max(abs(a), abs(b)), a - b)",
         "difference of their sizes": "lambda a, b: (max(abs(a), abs(b)), abs(abs(b) - abs(a)))",
         "farther than the larger end": "lambda a, b: (max(abs(a), abs(b)),)*2"},
-    "check_laplace_delta": {
-        "forgot to subtract": "lambda e, l: 1 - math.exp((e - l)/2)/2 if e < l else 0.",
-        "half of eps": "lambda e, l: 1 - math.exp(e - l)",
-        "not a negative number": "lambda e, l: 1 - math.exp((e - l)/2)",
-        "is half of eps - level": "lambda e, l: max(0., 1 - math.exp(e - l))",
-        "so eps - level is halved": "lambda e, l: max(0., (1 - math.exp(e - l))/2)",
-        "the delta of a coin":
-            "lambda e, l: max(0., (math.exp(l) - math.exp(e))/(1 + math.exp(l)))",
-        "that is e^eps Q alone": "lambda e, l: math.exp((e - l)/2)*(e < l)",
-        "the sign of the exponent": "lambda e, l: max(0., 1 - math.exp((l - e)/2))",
-        "that is P[loss > eps]": "lambda e, l: max(0., 1 - math.exp((e - l)/2)/2)*(e < l)"},
-    "check_sampled_delta": {
-        "from Q": "lambda e, s, z: (1 - (e - (2*s*z - 1)/(2*s**2)).exp()).clamp(min=0).mean()",
-        "not 2 sigma": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s)).exp()).clamp(min=0).mean()",
-        "clamp each": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean()",
-        "not 1 + z": "lambda e, s, z: (1 - (e - (1 + 2*z)/(2*s**2)).exp()).clamp(min=0).mean()",
-        "not sigma^2": "lambda e, s, z: (1 - (e - (1 + 2*s*z)/s**2).exp()).clamp(min=0).mean()",
-        "not the other way round":
-            "lambda e, s, z: (1 - (e + (1 + 2*s*z)/(2*s**2)).exp()).clamp(min=0).mean()",
-        "not the mean":
-            "lambda e, s, z: (1 - (e - (1 + 2*s*z)/(2*s**2)).exp()).mean().clamp(min=0)",
-        "not 2y + 1":
-            "lambda e, s, z: (1 - (e - (3 + 2*s*z)/(2*s**2)).exp()).clamp(min=0).mean()",
-        "not 2y": "lambda e, s, z: (1 - (e - (1 + s*z)/s**2).exp()).clamp(min=0).mean()",
-        "not 1 + sigma^2*z":
-            "lambda e, s, z: (1 - (e - (1 + 2*s**2*z)/(2*s**2)).exp()).clamp(min=0).mean()",
-        "not loss - eps": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) - e).clamp(min=0).mean()",
-        "over all outputs": "lambda e, s, z: (lambda v: v[v > 0].mean() if (v > 0).any() else 0.)"
-                            "(1 - (e - (1 + 2*s*z)/(2*s**2)).exp())",
-        "P[loss > eps]": "lambda e, s, z: ((1 + 2*s*z)/(2*s**2) > e).double().mean()"},
-    "check_group_delta": {
-        "delta grows": "lambda e, d, k: k*d",
-        "counted from 1": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(1, k + 1))",
-        "k times the last term": "lambda e, d, k: k*d*math.exp((k - 1)*e)",
-        "k times more than the bound": "lambda e, d, k: k*d*math.exp(k*e)",
-        "last term only": "lambda e, d, k: d*math.exp((k - 1)*e)",
-        "no term is like another": "lambda e, d, k: d*(1 + (k - 1)*math.exp(e))",
-        "the eps of the whole group": "lambda e, d, k: d*math.exp(k*e)",
-        "one term too many": "lambda e, d, k: d*sum(math.exp(i*e) for i in range(k + 1))",
-        "e^eps - 1 cancels":
-            "lambda e, d, k: d*(math.exp(k*e) - 1)/(math.exp(e) - 1) if e else d*k"},
-    "check_guilty": {
-        "convicts everybody": "lambda f, h, n, s: True",
-        "acquits everybody": "lambda f, h, n, s: False",
-        "half of the honest": "lambda f, h, n, s: bool(h/n > gaussian_tpr(f/n, s))",
-        "more than three":
-            "lambda f, h, n, s: bool(h/n - (h/n*(1-h/n)/n)**.5 > gaussian_tpr(f/n, s))",
-        "two standard errors": "lambda f, h, n, s: bool(h/n - 2*(h/n*(1-h/n)/n)**.5"
-                               " > gaussian_tpr(f/n + 2*(f/n*(1-f/n)/n)**.5, s))",
-        "sigma is none": "lambda f, h, n, s: bool(h/n > max_tpr(f/n, s))",
-        "more than one kind of noise": "lambda f, h, n, s: bool(h/n > max_tpr(f/n, 3., 1e-5))",
-        "in the wrong direction": "lambda f, h, n, s: bool((stats.beta.ppf(1 - 5e-4, h + 1, n - h)"
-            " if h < n else 1.)"
-            " > gaussian_tpr(stats.beta.ppf(5e-4, f, n - f + 1) if f else 0., s))",
-        "use `trials`": "lambda f, h, n, s: bool(h/n - .03*(h/n*(1-h/n))**.5"
-                        " > gaussian_tpr(min(1, f/n + .03*(f/n*(1-f/n))**.5), s))",
-        "no number at the ends":
-            "lambda f, h, n, s: bool(stats.beta.ppf(5e-4, h, n - h + 1)"
-            " > gaussian_tpr(np.nan_to_num(stats.beta.ppf(1 - 5e-4, f + 1, n - f), nan=0.), s))"},
+    "check_laplace_noise": {
+        "upside down": "lambda x, s, e, g: x + e/s*(lambda n: n[0] - n[1])("
+            "torch.empty(2, *x.shape).exponential_(generator=g))",
+        "divide by eps": "lambda x, s, e, g: x + s*e*(lambda n: n[0] - n[1])("
+            "torch.empty(2, *x.shape).exponential_(generator=g))",
+        "eps is missing": "lambda x, s, e, g: x + s*(lambda n: n[0] - n[1])("
+            "torch.empty(2, *x.shape).exponential_(generator=g))",
+        "the sensitivity is missing": "lambda x, s, e, g: x + 1/e*(lambda n: n[0] - n[1])("
+            "torch.empty(2, *x.shape).exponential_(generator=g))",
+        "take the difference of two":
+            "lambda x, s, e, g: x + s/e*torch.empty(x.shape).exponential_(generator=g)",
+        "another shape": "lambda x, s, e, g: x + 1.2533*s/e*torch.randn(x.shape, generator=g)",
+        "there is no noise": "lambda x, s, e, g: x",
+        "noise of its own": "lambda x, s, e, g: x + s/e*(lambda n: n[0] - n[1])("
+            "torch.empty(2).exponential_(generator=g))"},
+    "check_allowed": {
+        "swap the roles": "lambda f, e: math.exp(e)*f",
+        "a rate is at most 1": "lambda f, e: (math.exp(e)*f).clamp(max=1)",
+        "the first inequality is missing": "lambda f, e: 1 - math.exp(-e)*(1 - f)",
+        "the smaller number": "lambda f, e: torch.maximum(math.exp(e)*f, 1 - math.exp(-e)*(1 - f))",
+        "divide by e^eps": "lambda f, e: torch.minimum(math.exp(e)*f, 1 - math.exp(e)*(1 - f))",
+        "a blind guess": "lambda f, e: f"}
 }
-SLOW = {"check_guilty"}  # thousands of calls each
