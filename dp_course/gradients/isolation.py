@@ -91,7 +91,8 @@ _HOOKS = {torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__,
 _T = torch.Tensor
 _ABOUT = {  # what a tensor says of itself without its numbers
     _T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__,
-    _T.requires_grad.__get__, _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__, _T.size, _T.dim, _T.numel, _T.stride,
+    _T.requires_grad.__get__, _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__,
+    _T.size, _T.dim, _T.numel, _T.stride,
     _T.is_floating_point, _T.is_complex, _T.is_contiguous, _T.__len__, _T.element_size}
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #0e6ab66c
