@@ -4,8 +4,8 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "clipping": """
-        AdaptiveClip AutoClip LayerClip bounded noise_std noised_fraction split_sigma
-        which_are_short""",
+        AdaptiveClip AutoClip LayerClip Sensitivity bounded noise_std noised_fraction
+        sensitivity_of split_sigma which_are_short""",
     "dpsgd": """
         FlatClip ROUNDING example_grads loop_grad_sum noisy_mean trainable""",
     "engines": """

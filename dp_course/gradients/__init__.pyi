@@ -1,9 +1,11 @@
 from .clipping import AdaptiveClip as AdaptiveClip
 from .clipping import AutoClip as AutoClip
 from .clipping import LayerClip as LayerClip
+from .clipping import Sensitivity as Sensitivity
 from .clipping import bounded as bounded
 from .clipping import noise_std as noise_std
 from .clipping import noised_fraction as noised_fraction
+from .clipping import sensitivity_of as sensitivity_of
 from .clipping import split_sigma as split_sigma
 from .clipping import which_are_short as which_are_short
 from .dpsgd import FlatClip as FlatClip

@@ -237,9 +237,9 @@ class ProcessTrainer(Trainer):
         wide[:, low:low + norms.shape[1]] = norms
         return summed, self.peers.all_reduce(wide)
 
-    def _scale_and_noise(self):
+    def _sensitivity(self):
         "The first process's: no example adds more, in whichever process, than one noise covers."
-        return self.peers.broadcast(super()._scale_and_noise())
+        return self.peers.broadcast(super()._sensitivity())
 
     def _digest(self, things):
         "The first process's: should the last bit of a sum differ, the noise still must not."

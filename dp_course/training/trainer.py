@@ -24,9 +24,10 @@ from torch import nn
 from ..basics import check_count, check_kind, check_number, keep_memory
 from ..data import as_examples, call_model, tree_map
 from ..gradients import (
-    FlatClip, batched_tensors, bf16_engine, bounded, fast_grad_sum, forgetting, noise_std)
+    FlatClip, batched_tensors, bf16_engine, fast_grad_sum, forgetting, settled_precision)
 from ..gradients import (
-    noised_fraction, noisy_mean, settled_precision, trainable, unit_engine, which_are_short)
+    bounded, noise_std, noised_fraction, noisy_mean, sensitivity_of, which_are_short)
+from ..gradients import trainable, unit_engine
 from ..privacy import (
     SecretSeed, in_digits, keyed_digest, new_seed, normal, poisson_indices)
 from .checkpoints import load_checked, save_atomic
@@ -212,8 +213,9 @@ class Trainer:
         check_clip(self.clip, plan.sigma)
         self._ledger = Ledger(plan)
         self.optimizer = _made_optimizer(optimizer, model)
-        check_run(self)
         self._start = {name: v.detach().clone() for name, v in _fixed_state(model).items()}
+        self._note_weights()
+        check_run(self)
         self._note_weights()
 
     # --- what stays as it is
@@ -341,8 +343,9 @@ class Trainer:
         charged = self._charged_sum()
         if charged is None:
             return False
-        total, norms, entry, std = charged
+        total, norms, entry, sensitivity = charged
         wide = {name: g.double() for name, g in total.items()}
+        std = self._std(sensitivity)
         mean = noisy_mean(wide, std, self.plan.batch_size, self._noise(entry))
         for name, p in self.model.named_parameters():
             p.grad = mean[name].to(p.dtype) if name in mean else None
@@ -350,39 +353,42 @@ class Trainer:
         self._note_weights()
         torch.clear_autocast_cache()
         self._nonfinite = self._nonfinite + (~norms.isfinite()).any(0).sum()
-        self.clip.update(self._counted(norms, entry))
+        self.clip.update(self._counted(norms, entry, sensitivity))
         self._t += 1
         return True
 
-    def _counted(self, norms, entry):  # (l,b) -> (k,) noised fractions, or None
+    def _counted(self, norms, entry, sensitivity):  # (l,b) -> (k,) noised fractions, or None
         "What a clip learns: for each of its thresholds, how many norms lie within, noised."
-        if not getattr(self.clip, "counts", 0):
+        _, counts, bit_sigma = sensitivity
+        if not counts:
             return None
         coins = self._secret.generator(f"clip {entry.digest}", self.t, device=self.device)
-        short = which_are_short(self.clip, norms)
-        return noised_fraction(short, self.plan.batch_size, self.clip.bit_sigma, coins)
+        short = which_are_short(self.clip, norms, counts)
+        return noised_fraction(short, self.plan.batch_size, bit_sigma, coins)
 
-    def _charged_sum(self):  # clipped sum, norms (l,b), entry, std; or None if it is not paid for
+    def _charged_sum(self):  # clipped sum, norms (l,b), entry, `Sensitivity`; None: not paid for
         "Draw, clip, sum and charge, before anything is noised; a sum that was paid for is free."
         for batch in count():  # a batch serves for one sum: if there was another, the next batch
-            scale, std = self._scale_and_noise()
-            total, norms = self._clipped_sum(self._draw(self.t, batch), self.t, scale)
-            entry = self._step_entry(total, norms, std, batch)
+            sensitivity = self._sensitivity()
+            total, norms = self._clipped_sum(self._draw(self.t, batch), self.t, sensitivity.scale)
+            entry = self._step_entry(total, norms, self._std(sensitivity), batch)
             if self._ledger.first(entry) not in (None, entry):
                 continue
             if not self._ledger.pays(entry):
                 return None
             self._ledger.charge(entry)
             if self._ledger.first(entry) == entry:  # nobody was faster
-                return total, norms, entry, std
+                return total, norms, entry, sensitivity
 
-    def _scale_and_noise(self):
-        "How much one example may add, and the noise that covers it: both from the clip, once."
-        clip, share = self.clip, _share_of(self.plan, self.t)
-        scales = getattr(clip, "scales", None)
-        scale = clip.sensitivity if scales is None else scales
-        std = torch.as_tensor(share*noise_std(clip, self.plan.sigma), dtype=torch.float64)
-        return scale, std
+    def _sensitivity(self):  # `Sensitivity`
+        "What one example may do to this step: the clip is asked once, and held to its word."
+        return sensitivity_of(self.clip)
+
+    def _std(self, sensitivity):  # (), or (l,)
+        "The noise that covers it, from the plan."
+        share = _share_of(self.plan, self.t)
+        std = share*noise_std(sensitivity, self.plan.sigma)
+        return torch.as_tensor(std, dtype=torch.float64)
 
     def _step_entry(self, total, norms, std, batch):
         "What the ledger says of a sum: all that it is made of names its noise."
@@ -410,7 +416,7 @@ class Trainer:
 
     def _clipped_sum(self, idx, t, scale=None):
         "The clipped sum over the batch `idx` of step `t`, and the norms (l,b)."
-        scale = self._scale_and_noise()[0] if scale is None else scale
+        scale = self._sensitivity().scale if scale is None else scale
         return self._sum_over(self._micro_batches(idx, t), scale)
 
     def _sum_over(
