@@ -288,6 +288,20 @@ def _warn_of_mixing(model, x):
                           stacklevel=6)
             return
 
+
+def _warn_of_blends(augment, x, y, like):
+    "Say that an augmentation of two rows uses the one for the other, and will have one row only."
+    def first(x, y):
+        made = augment(x, y, torch.Generator(like.device).manual_seed(0))
+        return [v[0] for part in made for v in leaves(part)]
+
+    twice = [tree_map(lambda v: v[:1].expand_as(v).clone(), tree) for tree in (x, y)]
+    moved = [not torch.allclose(v, w, equal_nan=True) for v, w in zip(first(x, y), first(*twice))]
+    if any(moved):
+        warnings.warn("augment mixes examples: what it makes of one depends on another one in the "
+                      "batch. It is called with one example at a time, and has nothing to mix",
+                      stacklevel=6)
+
 # %% ../../nbs/workshop/training/checks.ipynb #242e2eb6
 KNOWN_ENGINES = (fast_grad_sum, loop_grad_sum, hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum,
                  vmap_grad_sum)
@@ -346,8 +360,10 @@ def _try_rows(trainer, model, reader):
     _check_label_kind(loss_fn, output, y)
     _check_labels(data, loss_fn, output)
     if augment is not None:
-        x, y = _tried("augment", "It gets (x, y, generator) and returns (x, y) with as many rows; "
-                      "several views of an example are Views", reader.augmented, x, y, 0)
+        way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of an "
+               "example are Views")
+        _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
+        x, y = _tried("augment", way, reader.augmented, x, y, 0)
     if not is_known(trainer.engine):
         _check_engine(trainer.engine, model, loss_fn, x, y)
     else:
