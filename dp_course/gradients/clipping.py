@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from ..basics import check_kind, check_number, refuse_unknown
-from .dpsgd import FlatClip
+from .dpsgd import ROUNDING, FlatClip
+from .isolation import row_by_row
 from .thresholds import check_groups, equal_split
 from ..privacy import normal
 
@@ -48,7 +49,7 @@ class AutoClip:
     def std(self, sigma):  # of the noise on the *sum*
         return sigma*self.sensitivity
 
-    def update(self, norms, generator=None):
+    def update(self, fractions=None):
         "Learn nothing: the scale is fixed."
 
 # %% ../../nbs/08_clipping.ipynb #9120e893
@@ -73,21 +74,74 @@ def split_sigma(
     room = math.sqrt((twice - sigma)/twice)*math.sqrt((twice + sigma)/twice)
     return sigma/room*(1 + 1e-14)  # upwards, by more than the rounding errors
 
+# %% ../../nbs/08_clipping.ipynb #b0und001
+def noise_std(
+    clip,         # with `sensitivity`; perhaps `scales`, `counts` and `bit_sigma`
+    sigma:float,  # noise multiplier that the plan pays for
+):                # a number, or (l,) one per tensor
+    "Compute the noise on the sum from a plan's `sigma` and a clip's sensitivity."
+    # counts are paid for out of sigma; each is noised with bit_sigma, at sqrt(counts)/2 for all
+    counts = getattr(clip, "counts", 0)
+    if counts:
+        sigma = split_sigma(sigma, clip.bit_sigma/counts**.5)
+    return sigma*_scale(clip)
+
+
+def _scale(clip):
+    scales = getattr(clip, "scales", None)
+    return clip.sensitivity if scales is None else scales
+
+
+_SHORT = 1e-150  # a norm below this is taken for this: its square leaves float64
+
+
+def bounded(
+    clip,        # norms (l,b) -> factors (l,b)
+    scale=None,  # what an example may add, a number or (l,); default: what the clip says
+):               # norms (l,b) -> factors (l,b)
+    "Ask a clip for one example at a time, and let none add more than its sensitivity."
+    scale = torch.as_tensor(_scale(clip) if scale is None else scale, dtype=torch.float64)
+
+    def factors(norms):
+        if not norms.shape[1]:
+            return norms
+        made = row_by_row(lambda rows: clip(rows.T).T, norms.T, who="the clip").T
+        unit = scale.to(norms.device).reshape(-1, 1)  # (l,1) or (1,1)
+        parts = made.double()*norms.double().clamp(min=_SHORT)/unit
+        whole = torch.linalg.vector_norm(parts, dim=0)
+        made = torch.where(whole > 1 + ROUNDING/2, made/whole, made)
+        return torch.where(whole.isfinite() & norms.isfinite().all(0), made, 0.)
+
+    return factors
+
+
 # %% ../../nbs/08_clipping.ipynb #50ba7a1c
 def noised_fraction(
-    norms,             # (k,b) norm of each example in each of k groups of tensors; b may be 0
-    thresholds,        # (k,) float64
+    short,             # (k,b) bool: is each example's norm within the threshold of each group?
     batch_size:float,  # the *expected* batch size of the plan, never the realised one
     bit_sigma:float,   # std of the noise on each count
     generator=None,    # of the run's own randomness
 ):                     # (k,) float64, safe to keep: may lie outside [0,1]
     "Estimate the fraction of examples that are *not* clipped, with noise."
     # Andrew et al. 2021, Algorithm 1. Bits are 1/2 or -1/2, so one example moves each count by 1/2,
-    # not by 1; a NaN or infinite norm counts as too long, an empty batch as all noise.
-    short = norms <= thresholds.to(norms.device)[:, None]  # (k,b)
+    # not by 1; an empty batch is all noise.
     bits = torch.where(short, .5, -.5).double()
-    noise = normal((len(thresholds),), generator).cpu()
+    noise = normal((len(short),), generator).cpu()
     return (bits.sum(1).cpu() + bit_sigma*noise)/batch_size + .5
+
+
+def which_are_short(
+    clip,   # with `short` and `counts`
+    norms,  # (l,b)
+):          # (k,b) bool
+    "Ask a clip for one example at a time which of its thresholds are not passed."
+    if not norms.shape[1]:
+        return torch.zeros(clip.counts, 0, dtype=torch.bool, device=norms.device)
+    short = row_by_row(lambda rows: clip.short(rows.T).T, norms.T, who="the clip").T
+    if short.dtype != torch.bool or short.shape != (clip.counts, norms.shape[1]):
+        raise ValueError(f"short of {clip} returned {tuple(short.shape)} {short.dtype}: return "
+                         f"{clip.counts} bool for each example")
+    return short
 
 
 def _follow(thresholds, fractions, quantile, lr):
@@ -130,19 +184,21 @@ class AdaptiveClip:
 
     sensitivity = property(lambda self: self.max_norm, doc="How far one example moves the sum.")
 
+    counts = 1  # how many noised counts a step takes
+
     def std(self, sigma):  # more than a fixed clip's: the count is paid for, too
-        return split_sigma(sigma, self.bit_sigma)*self.max_norm
+        return noise_std(self, sigma)
+
+    def short(self, norms):  # (l,b) -> (1,b) bool
+        "Which examples are not clipped; a NaN or infinite norm counts as too long."
+        return torch.linalg.vector_norm(norms.double(), dim=0)[None] <= self.max_norm
 
     def update(
         self,
-        norms,           # (l,b) of the whole step, un-noised: nothing of them is kept
-        generator=None,  # for the noise on the count
+        fractions,  # (1,) of examples that were not clipped, noised
     ):
-        "Move the threshold of the *next* step, from a noised count."
-        whole = torch.linalg.vector_norm(norms.double(), dim=0)[None]  # (1,b)
-        now = torch.tensor([self.max_norm], dtype=torch.float64)
-        fraction = noised_fraction(whole, now, self.batch_size, self.bit_sigma, generator)
-        self.max_norm = _follow(now, fraction, self.quantile, self.lr).item()
+        "Move the threshold of the *next* step."
+        self.max_norm = _follow([self.max_norm], fractions, self.quantile, self.lr).item()
 
 # %% ../../nbs/08_clipping.ipynb #3ad087c6
 def _by_group(clip, norms):  # (k,b) norms, (k,) thresholds, (l,) group of each tensor
@@ -202,23 +258,31 @@ class LayerClip:
 
     sensitivity = property(lambda self: self.max_norms.norm().item(), doc="sqrt(sum of C_j^2).")
 
+    @property
+    def scales(self):
+        "(l,) lengths in which each tensor's part is measured, with `own_noise`; else None."
+        if not self.own_noise or self.groups is None:  # one number C: thresholds are equal anyway
+            return None
+        return (self.max_norms.numel()**.5*self.max_norms)[self.groups]
+
+    @property
+    def counts(self):
+        "How many noised counts a step takes."
+        return 0 if self.batch_size is None else self.max_norms.numel()
+
     def std(
         self,
         sigma,  # noise multiplier that the plan pays for
     ):          # of the noise on the *sum*: a number, or (l,) with `own_noise`
         "Noise for the planned `sigma`, counts included."
-        sqrt_k = self.max_norms.numel()**.5
-        if self.batch_size is not None:
-            sigma = split_sigma(sigma, self.bit_sigma/sqrt_k)
-        if self.own_noise and self.groups is not None:  # one number C: thresholds are equal anyway
-            return (sigma*sqrt_k*self.max_norms)[self.groups]
-        return sigma*self.sensitivity
+        return noise_std(self, sigma)
 
-    def update(self, norms, generator=None):
-        "Move learnt thresholds for the *next* step, from noised counts at sqrt(k) times one."
-        if self.batch_size is None:
-            return
+    def short(self, norms):  # (l,b) -> (k,b) bool
+        "Which examples are not clipped in which group."
         group, thresholds, _ = _by_group(self, norms)
-        now = thresholds.cpu()
-        fractions = noised_fraction(group, now, self.batch_size, self.bit_sigma, generator)
-        self.max_norms = _follow(now, fractions, self.quantile, self.lr)
+        return group <= thresholds[:, None]
+
+    def update(self, fractions=None):  # (k,) noised
+        "Move learnt thresholds for the *next* step."
+        if self.counts:
+            self.max_norms = _follow(self.max_norms, fractions, self.quantile, self.lr)

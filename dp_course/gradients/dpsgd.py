@@ -86,7 +86,7 @@ class FlatClip:
         "Standard deviation of the noise on the *sum*."
         return sigma*self.sensitivity
 
-    def update(self, norms, generator=None):
+    def update(self, fractions=None):
         "Learn nothing: this threshold is fixed."
 
 # %% ../../nbs/02_by_hand.ipynb #d3ca2199

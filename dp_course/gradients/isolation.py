@@ -8,22 +8,23 @@ __all__ = ['forgetting', 'is_batched', 'tensors_of', 'replaced', 'Isolation', 'b
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #9cf6f793
 import gc
-import operator
 import traceback
 import weakref
 from contextlib import contextmanager
 from functools import reduce
+from operator import is_
 from pathlib import Path
 
 import torch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 import dp_course
 
-from ..data import leaves, tree_map
+from ..data import Views, count, leaves, take, tree_map
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #cf655b2b
 @contextmanager
@@ -34,16 +35,14 @@ def forgetting(
     places = [vars(m) for module in modules for m in module.modules()]
     for held in list(places):
         places += [held["_parameters"], held["_buffers"], held["_modules"]]
-    before = [dict(place) for place in places]
+    before = [place.copy() for place in places]
     try:
         yield
     finally:
         for place, old in zip(places, before):
-            for name in place.keys() - old.keys():
-                del place[name]
-            for name, value in old.items():
-                if place.get(name, place) is not value:
-                    place[name] = value
+            if place.keys() != old.keys() or not all(map(is_, place.values(), old.values())):
+                place.clear()
+                place.update(old)
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #7dbf04a5
 # functions of `torch.func` that look under its hood
@@ -98,9 +97,10 @@ class Isolation(TorchFunctionMode):
         noted=None,    # (args, result), told of every call
         composed=(),   # dict: function of torch -> the same, made of others
         of_example=is_batched,  # does a tensor belong to the example?
+        lasting=None,  # ids of the tensors that are copied; None: of any from outside
     ):
         super().__init__()
-        self.of_example = of_example
+        self.of_example, self.lasting = of_example, lasting
         self.copied, self.by_rule, self.noted, self.composed = copied, by_rule, noted, composed
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -118,16 +118,28 @@ class Isolation(TorchFunctionMode):
             with self:
                 result = self.composed[func](*args, **kwargs)
         if result is NotImplemented:
-            args, kwargs = self._with_copies(tuple(args), kwargs)
+            if not self._is_plain(args, kwargs):
+                args, kwargs = self._with_copies(tuple(args), kwargs)
             result = func(*args, **kwargs)
         if self.noted is not None:
             self.noted((args, kwargs), result)
         return result
 
+    def _is_plain(self, args, kwargs):
+        "Is nothing among the arguments that a copy stands for? Most calls are so, and many."
+        if self.lasting is None:
+            return False
+        for v in (*args, *kwargs.values()):
+            if id(v) in self.lasting or type(v) in (tuple, list, dict):
+                return False
+        return True
+
     def _with_copies(self, args, kwargs):
+        if self.copied is None:
+            return args, kwargs
         copies = replaced(self.copied, (args, kwargs))
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            same = all(map(operator.is_, tensors_of(copies), tensors_of((args, kwargs))))
+            same = all(map(is_, tensors_of(copies), tensors_of((args, kwargs))))
             copies = copies if same else _widened(copies)
         return copies
 
@@ -220,6 +232,10 @@ def _users_line(error):
     return found
 
 
+class VmapStops(ValueError):
+    "Something that vmap cannot run."
+
+
 @contextmanager
 def explained(
     who,  # what is called, for the message
@@ -233,9 +249,9 @@ def explained(
         if way is None:
             raise
         why = str(error).strip().splitlines()[0][:160].rstrip(".")
-        raise ValueError(f"vmap, which calls {who} for one example, stops{_users_line(error)}: "
-                         f"{why}. Either {way}, or pass engine=loop_grad_sum, which runs "
-                         "anything, slowly") from None
+        raise VmapStops(f"vmap, which calls {who} for one example, stops{_users_line(error)}: "
+                        f"{why}. Either {way}, or pass engine=loop_grad_sum, which runs "
+                        "anything, slowly") from None
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #d8cb6bc4
 def current_level():
@@ -253,6 +269,11 @@ def physical(
     return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
+def beneath():
+    "A context without any transform, in which tensors are made that outlive the call."
+    return temporarily_clear_interpreter_stack()
+
+
 def logical(
     value,  # (rows,...)
     level,
@@ -261,18 +282,24 @@ def logical(
     return _functorch._add_batch_dim(value, 0, level)
 
 
+@contextmanager
 def outside():
     "A context in which torch computes with the values of all examples."
-    return retrieve_current_functorch_interpreter().lower()
+    layer = _functorch.pop_dynamic_layer_stack()
+    try:
+        yield
+    finally:
+        _functorch.push_dynamic_layer_stack(layer)
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #b9096331
 def examples_apart(
     f,               # function of trees: is called once, for every example at the same time
     *trees,          # of tensors (b,...)
     who="the model",
-    copied=None,     # tensor -> copy; default: all tensors as they are
-    by_rule=None,
+    copied=None,     # tensor -> its copy, or the tensor itself
+    by_rule=None,    # as for `Isolation`
     composed=(),
+    lasting=(),      # ids of the tensors that are copied
     modules=(),      # whose attributes are put back
 ):                   # what `f` returns, with b in front
     "Run a function for every example under vmap; nothing that it computes is there afterwards."
@@ -280,7 +307,7 @@ def examples_apart(
     kept = Kept()
 
     def one(*parts):
-        with Isolation(copied or (lambda v: v), by_rule, kept, composed):
+        with Isolation(copied, by_rule, kept, composed, lasting=lasting):
             return f(*parts)
 
     hooks = disable_saved_tensors_hooks("vmap runs no saved tensors hooks")
@@ -292,6 +319,49 @@ def examples_apart(
 # %% ../../nbs/workshop/gradients/isolation.ipynb #ba3d0be6
 def _storage(t):
     return t.untyped_storage()._cdata
+
+
+def _views_apart(views):
+    return [views.tree], views.k
+
+
+def _views_again(parts, k):
+    views = object.__new__(Views)
+    views.tree, views.k = parts[0], k
+    return views
+
+
+pytree.register_pytree_node(Views, _views_apart, _views_again)
+
+
+def _row_of_one(v):
+    "Take the batch dimension from what a function returns for a batch of one."
+    if not v.dim() or len(v) != 1:
+        raise ValueError(f"got {tuple(v.shape)} for a batch of one: the first dimension of all "
+                         "that it returns must count the examples")
+    return v.squeeze(0)
+
+
+def row_by_row(
+    f,        # function of batches
+    *trees,   # of tensors (b,...)
+    who="a function",
+):            # what `f` returns for each row alone, put together
+    "Call a function of batches for one row at a time: all under vmap, or one after the other."
+    # ValueError: it returns another number of rows, or keeps a tensor
+    def one(*rows):
+        made = f(*[tree_map(lambda v: v[None], row) for row in rows])
+        return pytree.tree_map(_row_of_one, made)
+
+    if not count(trees[0]):
+        return f(*trees)
+    try:
+        return examples_apart(one, *trees, who=who)
+    except VmapStops:
+        pass
+    rows = [alone(lambda copied, *row: f(*row), (), *take(trees, slice(i, i + 1)))
+            for i in range(count(trees[0]))]
+    return pytree.tree_map(lambda *parts: torch.cat(parts), *rows)
 
 
 class _Copies:
@@ -326,7 +396,8 @@ class _Copies:
     def refuse_kept(self, result):
         "Refuse code that has kept a tensor with numbers of the example, and not returned it."
         # ValueError
-        known = {id(t) for t in (*self.copies.values(), *tensors_of(result))}
+        returned = tensors_of(result)
+        known = {id(t) for t in (*self.copies.values(), *returned, *(t._base for t in returned))}
         born = [weakref.ref(t) for t in self.inside.values()
                 if self.of_example(t) and id(t) not in known and _storage(t) in self.touched]
         self.inside = {}

@@ -62,6 +62,7 @@ def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-
 KERNELS = {  # function of torch -> the same for the rows of all examples
     F.scaled_dot_product_attention: _attended,
     F.cross_entropy: _cross_entropy,
+    F.dropout: F.dropout,  # a number for each number, as under vmap
     **{pool: _pooled(pool, dims) for pool, dims in (
         (F.max_pool1d, 1), (F.max_pool2d, 2), (F.max_pool3d, 3), (torch.max_pool1d, 1),
         (torch.max_pool2d, 2), (torch.max_pool3d, 3), (F.adaptive_max_pool1d, 1),

@@ -19,7 +19,7 @@ from ..basics import check_kind
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .dpsgd import trainable
 from .isolation import (
-    current_level, examples_apart, is_batched, logical, outside, physical, replaced, tensors_of)
+    beneath, current_level, examples_apart, is_batched, logical, outside, physical, replaced, tensors_of)
 from .kernels import COMPOSED, KERNELS
 from .layers import RULES, GhostNorm, KeptGradients, at_least_float32
 
@@ -92,21 +92,25 @@ class Substitutes:
     def __init__(self, model, tape, rules):
         self.tape, self.rules, self.level = tape, rules, None
         self.params = {id(p): p for p in tape.params.values()}
-        self.copies = {key: p.detach().expand(tape.rows, *p.shape).requires_grad_()
-                       for key, p in self.params.items()}  # views: no memory
-        self.buffers = {id(v): v for v in model.buffers()}
-        self.seen = {}  # id -> what the model gets
+        self.lasting = self.params.keys() | map(id, model.buffers())
+        self.copies = {}  # id of a parameter -> one copy for each row: a view, without memory
+        self.seen = {}    # id -> what the model gets
 
     def copied(self, t):
-        "An example's own copy of a parameter, a copy of a buffer, any other tensor as it is."
+        "A row's own copy of a parameter, a copy of a buffer, any other tensor as it is."
         key = id(t)
-        if key in self.copies:
+        if key in self.params:
             self.tape.uses[key] += 1
-            if key not in self.seen:
-                self.seen[key] = logical(self.copies[key], self.level)
-        elif key in self.buffers and key not in self.seen:
-            self.seen[key] = t.clone()
+        if key in self.lasting and key not in self.seen:
+            self.seen[key] = self._copy(key, t)
         return self.seen.get(key, t)
+
+    def _copy(self, key, t):
+        if key not in self.params:
+            return t.clone()
+        with beneath():
+            self.copies[key] = t.detach().expand(self.tape.rows, *t.shape).requires_grad_()
+        return logical(self.copies[key], self.level)
 
     def by_rule(self, func, args, kwargs):
         "The result of a layer that has a rule, from the rows of all examples at once."
@@ -134,7 +138,7 @@ class Substitutes:
 
     def _by_rule(self, rule, input, *args, **kwargs):
         others = tensors_of((args, kwargs))
-        learnt = [id(t) for t in others if id(t) in self.copies]
+        learnt = [id(t) for t in others if id(t) in self.params]
         if not learnt or any(is_batched(t) for t in others):
             return NotImplemented
         self.tape.uses.update(learnt)
@@ -155,7 +159,7 @@ def _losses(model, loss_fn, rows, labels, substitutes):
 
     return examples_apart(one, rows, labels, copied=substitutes.copied,
                           by_rule=substitutes.by_rule, composed=COMPOSED,
-                          modules=modules_in(model, loss_fn))
+                          lasting=substitutes.lasting, modules=modules_in(model, loss_fn))
 
 
 def modules_in(*things):
@@ -186,7 +190,8 @@ def _backward(tape, losses, copies):
     each = torch.full_like(losses, 1/tape.views)
     with without_autocast(tape):
         _, *found = torch.autograd.grad(losses, wanted, each, allow_unused=True)
-    for p, gradient in zip(tape.params.values(), found):
+    params = {id(p): p for p in tape.params.values()}
+    for p, gradient in zip(map(params.get, copies), found):
         if gradient is not None:
             of_views = gradient.view(tape.views, tape.b, *p.shape)
             tape.add(p, KeptGradients(of_views[0] if tape.views == 1 else of_views.sum(0)))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..basics import check_count, check_kind, check_number, refuse_unknown
-from .guard_plan import refuse_units
+from .checks import refuse_units
 from .ledger import STEPS
 from .trainer import Trainer
 
@@ -75,7 +75,7 @@ class _Average:
 
     def evaluate(self, trainer):
         "Evaluate the trainer with the averaged weights, and put the others back."
-        with temporary_weights(trainer.model, self.weights):
+        with trainer.weights_swapped(self.weights):
             return trainer.evaluate()
 
     def state_dict(self):
@@ -251,10 +251,9 @@ class HeadFirst:
         "Put the body back; when the phase is over, let it go."
         if not self.active:
             return
-        with torch.no_grad():
-            for name, p in self.body.items():
-                p.copy_(self.start[name])
-                trainer.optimizer.state.pop(p, None)  # no momentum from mere noise
+        trainer.set_weights(self.start)
+        for p in self.body.values():
+            trainer.optimizer.state.pop(p, None)  # no momentum from mere noise
         if trainer.t >= self.steps:
             self.steps = 0
             self.begin()

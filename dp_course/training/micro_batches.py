@@ -7,16 +7,32 @@ __all__ = ['BatchReader', 'digest_of', 'fingerprint']
 
 # %% ../../nbs/workshop/training/micro_batches.ipynb #d62f6d79
 import hashlib
+import random
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+import numpy as np
 import torch
 
 from ..data import leaves, tree_map
-from ..gradients import Units, whole_units
-from .guard_rows import model_input, same_draws
+from ..gradients import Units, row_by_row, whole_units
 
 # %% ../../nbs/workshop/training/micro_batches.ipynb #c2b56512
+def model_input(
+    data,  # `Examples`
+    x,     # raw rows
+    like,  # a parameter of the model
+):         # rows on its device, normalized, floats in its precision
+    "Turn raw rows into what the model takes, each on its own."
+    x = tree_map(lambda v: v.to(like.device), x)
+    if data._normalize is None:  # pixels, number by number
+        x = data.normalize(x)
+    else:
+        x = row_by_row(data.normalize, x, who="normalize")
+    return tree_map(lambda v: v.to(like.dtype) if v.is_floating_point() else v, x)
+
+
 _BLOCK = 128  # examples that share the generator of their augmentation
 
 
@@ -74,8 +90,14 @@ class BatchReader:
 
     def _augmented(self, rows, block):
         "Rows 128*block to 128*(block+1) of the batch, augmented."
-        x, y = self.ready(rows[block*_BLOCK:(block + 1)*_BLOCK])
-        return self.augment(x, y, self.draw(block))
+        return self.augmented(*self.ready(rows[block*_BLOCK:(block + 1)*_BLOCK]), block)
+
+    def augmented(self, x, y, block):
+        "Rows with random changes, each row's own."
+        generator = self.draw(block)
+        if getattr(self.augment, "keeps_rows_apart", False):  # ours: all at once
+            return self.augment(x, y, generator)
+        return row_by_row(lambda x, y: self.augment(x, y, generator), x, y, who="augment")
 
     def ready(self, idx):
         "Rows as the engine takes them, before augmentation."
@@ -87,6 +109,21 @@ class BatchReader:
         return model_input(self.data, x, self.like)
 
 # %% ../../nbs/workshop/training/micro_batches.ipynb #96d3287b
+@contextmanager
+def same_draws():
+    "The same random numbers from the usual generators, which are left as they were."
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([]):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
 _HASHED = 2**28  # bytes of a tensor in memory that are hashed whole
 
 

@@ -1,4 +1,4 @@
-"Wrong answers to the exercise of the room guard_clip: check -> words of the diagnosis -> code."
+"Wrong answers to the exercise of the room thresholds: check -> words of the diagnosis -> code."
 CHEAPEST = """def cheapest_noise(bounds, sizes, sigma):
     roots = np.sqrt(sizes)
     return sigma*np.sqrt((bounds*roots).sum()*bounds/roots)
