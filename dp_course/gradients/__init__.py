@@ -4,14 +4,15 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "clipping": """
-        AdaptiveClip AutoClip LayerClip bounded noise_std noised_fraction split_sigma which_are_short""",
+        AdaptiveClip AutoClip LayerClip bounded noise_std noised_fraction split_sigma
+        which_are_short""",
     "dpsgd": """
         FlatClip ROUNDING example_grads loop_grad_sum noisy_mean trainable""",
     "engines": """
         bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only reweighted""",
     "isolation": """
-        Isolation Kept alone batched_tensors current_level examples_apart explained forgetting
-        is_batched logical outside physical replaced row_by_row tensors_of""",
+        Isolation Kept VmapStops alone batched_tensors beneath current_level examples_apart
+        explained forgetting is_batched logical outside physical replaced row_by_row tensors_of""",
     "kernels": """
         COMPOSED KERNELS attention bag_of_embeddings embedding refuse_shared_table""",
     "layers": """

@@ -1,8 +1,11 @@
 from .clipping import AdaptiveClip as AdaptiveClip
 from .clipping import AutoClip as AutoClip
 from .clipping import LayerClip as LayerClip
+from .clipping import bounded as bounded
+from .clipping import noise_std as noise_std
 from .clipping import noised_fraction as noised_fraction
 from .clipping import split_sigma as split_sigma
+from .clipping import which_are_short as which_are_short
 from .dpsgd import FlatClip as FlatClip
 from .dpsgd import ROUNDING as ROUNDING
 from .dpsgd import example_grads as example_grads
@@ -17,8 +20,10 @@ from .engines import norms_only as norms_only
 from .engines import reweighted as reweighted
 from .isolation import Isolation as Isolation
 from .isolation import Kept as Kept
+from .isolation import VmapStops as VmapStops
 from .isolation import alone as alone
 from .isolation import batched_tensors as batched_tensors
+from .isolation import beneath as beneath
 from .isolation import current_level as current_level
 from .isolation import examples_apart as examples_apart
 from .isolation import explained as explained
@@ -28,6 +33,7 @@ from .isolation import logical as logical
 from .isolation import outside as outside
 from .isolation import physical as physical
 from .isolation import replaced as replaced
+from .isolation import row_by_row as row_by_row
 from .isolation import tensors_of as tensors_of
 from .kernels import COMPOSED as COMPOSED
 from .kernels import KERNELS as KERNELS

@@ -37,8 +37,7 @@ def _gradient(model, loss_fn, copied, rows, labels):
 def _grads_alone(model, loss_fn, x, y):
     "The gradient of a batch of one."
     rows, labels, _, _ = flatten_views(x, y)
-    modules = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
-    grads = alone(partial(_gradient, model, loss_fn), modules, rows, labels)
+    grads = alone(partial(_gradient, model, loss_fn), (model, loss_fn), rows, labels)
     return dict(zip(trainable(model), grads))
 
 

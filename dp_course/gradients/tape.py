@@ -18,8 +18,9 @@ from torch import nn
 from ..basics import check_kind
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .dpsgd import trainable
-from .isolation import (
-    beneath, current_level, examples_apart, is_batched, logical, outside, physical, replaced, tensors_of)
+from dp_course.gradients.isolation import (
+    beneath, current_level, examples_apart, is_batched, logical, outside, physical, replaced,
+    tensors_of)
 from .kernels import COMPOSED, KERNELS
 from .layers import RULES, GhostNorm, KeptGradients, at_least_float32
 
