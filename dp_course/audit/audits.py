@@ -21,7 +21,7 @@ from .mutants import lab_net, lab_plan
 from .replay import (
     Replay, check_claim, draw_ratios, nudged, quiet_tensors, replay_release, stranger)
 from .sampler import coin_tests, draw_counts, marks_of
-from ..basics import check_kind, refuse_unknown
+from ..basics import check_kind
 from ..privacy import PLDAccountant
 
 _CLAIM = dict(q=1/25, sigma=1.6138, steps=625)  # eps = 2.985 at delta = 1e-5
@@ -31,7 +31,6 @@ def _epsilon(q, sigma, steps, delta):
     return PLDAccountant().step(q, min(sigma, 1e6), steps).epsilon(delta)
 
 # %% ../../nbs/14_audit.ipynb #bcaf03e1
-@refuse_unknown
 def replay_sensitivity(
     step,           # (x, y, generator) -> dict: "gradient" (name -> tensor), and any side values
     examples,       # D: a batch (x, y)
@@ -77,7 +76,6 @@ def _noise_numbers(right, tries, mu, claim, q, steps, delta, tensors):
             "least std of a tensor / claim": min(ratio for ratio, _ in tensors.values())}
 
 
-@refuse_unknown
 def noise_audit(
     step,                   # as for `replay_sensitivity`; the noise must come from its generator
     examples,               # D: a batch (x, y)
@@ -123,7 +121,6 @@ _WRONG = {
 }
 
 
-@refuse_unknown
 def sampler_audit(
     sampler,           # the batches of one run: an iterable of index tensors or lists
     *,
@@ -160,7 +157,6 @@ def _run_numbers(scores, inside, theory, claimed, delta):
             "standard error": math.sqrt((4 + theory**2/2)/m)}
 
 
-@refuse_unknown
 def one_run_audit(
     train,              # (included (m,) bool, seed) -> (m,) scores: higher, if it looks included
     *,

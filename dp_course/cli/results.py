@@ -23,48 +23,31 @@ from ..training import recorded
 def _spent(q, sigma, steps, centre, delta, accountant):
     "eps of steps and of a mean that was bought first; computed once."
     # centre: noise multiplier of that mean, 0 if there was none
+    if not steps and not centre:
+        return 0.
     account = accountant().step(q, sigma, steps)
     if centre:
         account.step(1, centre, 1)
     return account.epsilon(delta)
 
 
-def _last_accuracies(record):
-    "Test accuracies that a record states for its last step."
-    step = record[-1]["step"]
-    return {line["test_accuracy"] for line in record
-            if line.get("step") == step and "test_accuracy" in line}
-
-
-def _check_spent(
-    line,   # of a record, with a step
-    start,  # its first line
-    key,    # "eps", "eps_pld" or "eps_rdp"
-    where,  # for the message
-):
-    "Compute eps of one line again."
-    # ValueError: it states less than its steps spend
-    accountant = RDPAccountant if key == "eps_rdp" else PLDAccountant
-    plan, centre = start["plan"], start["config"].get("centre", 0)
-    q, sigma, steps = plan["batch_size"]/plan["n"], plan["sigma"], line["step"]
-    spent = _spent(q, sigma, steps, centre, plan["delta"], accountant) if steps or centre else 0.
-    said = line.get(key)
-    if said is None or not said >= .999*spent:
-        stated = "not stated" if said is None else f"{said:.4g}"
-        raise ValueError(f"{where}: {key} is {stated}, but its plan spends {spent:.4g} by step "
-                         f"{line['step']}: don't use it")
-
-
-_EPS = "eps", "eps_pld", "eps_rdp"
+_EPS = {"eps": PLDAccountant, "eps_pld": PLDAccountant, "eps_rdp": RDPAccountant}
 
 
 def _check_eps(record, start, where):
     "Compute every eps of a record again."
+    # ValueError: a line states less than its steps spend
+    plan, centre = start["plan"], start["config"].get("centre", 0)
+    terms = plan["batch_size"]/plan["n"], plan["sigma"]
     for line in record[1:]:
-        for key in sorted({*_EPS} & line.keys()):
-            _check_spent(line, start, key, where)
-    for key in ("eps_pld", "eps_rdp"):
-        _check_spent(record[-1], start, key, where)
+        must = {"eps_pld", "eps_rdp"} if line is record[-1] else set()
+        for key in sorted(must | _EPS.keys() & line.keys()):
+            spent = _spent(*terms, line["step"], centre, plan["delta"], _EPS[key])
+            said = line.get(key)
+            if said is None or not said >= .999*spent:
+                stated = "not stated" if said is None else f"{said:.4g}"
+                raise ValueError(f"{where}: {key} is {stated}, but its plan spends {spent:.4g} by "
+                                 f"step {line['step']}: don't use it")
 
 
 def _check_no_eps(record, start, where):
@@ -78,7 +61,7 @@ def _check_no_eps(record, start, where):
 # %% ../../nbs/13_results.ipynb #da6e00f3
 def verify(
     record,  # lines
-):           # the record, if it holds water
+):           # the record, if all of it holds
     "Compute eps of every line again, that of the last by both accountants, and compare."
     # ValueError: eps understated, budget exceeded, more steps than planned, another step's
     # accuracy, a first line without plan, seed or config
@@ -91,7 +74,9 @@ def verify(
     within = spent <= 1.001*plan["eps"] and end["step"] <= plan["steps"]
     if not within or end["delta"] != plan["delta"]:
         raise ValueError(f"{name}: spent more than its plan of eps {plan['eps']:g}: don't use it")
-    if _last_accuracies(record) != {end["test_accuracy"]}:
+    last = {line["test_accuracy"] for line in record
+            if line.get("step") == end["step"] and "test_accuracy" in line}
+    if last != {end["test_accuracy"]}:
         raise ValueError(f"{name}: the accuracy of its last line is not that of the last step: "
                          "don't use it")
     return record

@@ -8,14 +8,11 @@ __all__ = ['train']
 # %% ../../nbs/12_resnet20.ipynb #8939c3d3
 import time
 from contextlib import closing
+from functools import partial
 
 from ..basics import keep_memory
-from .registry import task_of
-from .command import Job
-from .config import label_no_privacy
-from dp_course.cli.progress import (
-    EpochRow, Evaluation, Stop, Stopwatch, TimeLimit, callbacks_of, describe_start, finish,
-    screen_of, tidy)
+from .config import Job
+from .progress import Monitor, Screen, Stop, finish, tidy
 from .setup import pick_up, set_up
 from ..training import Peers
 
@@ -35,29 +32,21 @@ def train(
         tidy(job.out)
     peers.broadcast(None)  # the others wait until it is tidy
     run = (pick_up if job.resume else set_up)(job, peers)
-    trainer, plan = run.trainer, run.trainer.plan
-    last = min(job.steps or plan.steps, plan.steps)
-
-    watch = Stopwatch(run.seconds)
-    evaluation = Evaluation(peers, task_of(run.config.data).scores)
-    row = EpochRow(watch, evaluation, run.config)
-    limit = TimeLimit(job.time_limit, watch, began)
-    reasons = Stop(peers, {"interrupted": stop, "time limit": limit})
+    trainer, planned = run.trainer, run.trainer.plan.steps
+    last = planned if job.steps is None else min(job.steps, planned)
     if peers.rank:
         say, show = (lambda text: None), False  # process 0 speaks for all
 
-    def said(text):
-        say(label_no_privacy(text, plan))
-
-    said(describe_start(run))
-    screen = screen_of(run, last, row, watch, said, show)
-    trainer.callbacks += callbacks_of(run, last, row, watch, screen, peers)
-    watch.start()
+    screen = Screen(run, last, say, show)
+    monitor = Monitor(run, last, screen, peers)
+    trainer.callbacks.append(monitor)
+    too_late = partial(monitor.too_late, job.time_limit, began)
+    reasons = Stop(peers, {"interrupted": stop, "time limit": too_late})
     with closing(run):
         with closing(screen):
             while trainer.t < last and not reasons():
                 if not trainer.try_step():  # repeated steps rounded differently: each cost twice
                     reasons.why = "budget"
                     break
-        scores = evaluation(trainer)  # measured again only if an epoch was cut short
-        return finish(run, scores, watch.seconds, reasons.why) if run.record else None
+        scores = monitor.test(trainer)  # measured again only if an epoch was cut short
+        return finish(run, scores, monitor.seconds, reasons.why) if run.record else None

@@ -12,7 +12,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only reweighted""",
     "isolation": """
         Isolation Kept VmapStops alone batched_tensors beneath current_level examples_apart
-        explained forgetting is_batched logical outside physical replaced row_by_row tensors_of""",
+        explained forgetting is_batched logical outside physical refuse_batched replaced
+        row_by_row tensors_of""",
     "kernels": """
         COMPOSED KERNELS attention bag_of_embeddings embedding refuse_shared_table""",
     "layers": """
@@ -24,7 +25,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         settled_precision""",
     "tape": """
         Call Substitutes Tape clip_factors clipped eager empty_sum fast_grad_sum
-        forward_backward kept_or_ghost modules_in one_pass vmap_grad_sum without_autocast""",
+        forward_backward kept_or_ghost one_pass vmap_grad_sum without_autocast""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",
     "units": """

@@ -32,6 +32,7 @@ from .isolation import is_batched as is_batched
 from .isolation import logical as logical
 from .isolation import outside as outside
 from .isolation import physical as physical
+from .isolation import refuse_batched as refuse_batched
 from .isolation import replaced as replaced
 from .isolation import row_by_row as row_by_row
 from .isolation import tensors_of as tensors_of
@@ -78,7 +79,6 @@ from .tape import empty_sum as empty_sum
 from .tape import fast_grad_sum as fast_grad_sum
 from .tape import forward_backward as forward_backward
 from .tape import kept_or_ghost as kept_or_ghost
-from .tape import modules_in as modules_in
 from .tape import one_pass as one_pass
 from .tape import vmap_grad_sum as vmap_grad_sum
 from .tape import without_autocast as without_autocast

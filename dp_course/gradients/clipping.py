@@ -105,7 +105,7 @@ def bounded(
     def factors(norms):
         if not norms.shape[1]:
             return norms
-        made = row_by_row(lambda rows: clip(rows.T).T, norms.T, who="the clip").T
+        made = row_by_row(lambda rows: clip(rows.T).T, norms.T, who="the clip", things=[clip]).T
         unit = scale.to(norms.device).reshape(-1, 1)  # (l,1) or (1,1)
         parts = made.double()*norms.double().clamp(min=_SHORT)/unit
         whole = torch.linalg.vector_norm(parts, dim=0)
@@ -136,7 +136,8 @@ def which_are_short(
     "Ask a clip for one example at a time which of its thresholds are not passed."
     if not norms.shape[1]:
         return torch.zeros(clip.counts, 0, dtype=torch.bool, device=norms.device)
-    short = row_by_row(lambda rows: clip.short(rows.T).T, norms.T, who="the clip").T
+    short = row_by_row(lambda rows: clip.short(rows.T).T, norms.T, who="the clip",
+                       things=[clip]).T
     if short.dtype != torch.bool or short.shape != (clip.counts, norms.shape[1]):
         raise ValueError(f"short of {clip} returned {tuple(short.shape)} {short.dtype}: return "
                          f"{clip.counts} bool for each example")

@@ -5,11 +5,12 @@ from dp_course import _door
 __getattr__, __dir__, __all__ = _door(__name__, {
     "callbacks": """
         EMA HeadFirst NoisyAccuracy Plateau SCHEDULES Schedule TailAverage constant cosine
-        linear public step_decay temporary_weights""",
+        linear public step_decay""",
     "checkpoints": """
-        Journal load_checked save_atomic write_all""",
+        Journal append load_checked lock named save_atomic write_all""",
     "checks": """
-        check_plan in_units refuse_units""",
+        KNOWN_ENGINES check_clip check_model check_parts check_plan check_run in_units
+        is_frozen_norm is_known refuse_units""",
     "evaluation": """
         class_counts count_classes measure no_scores""",
     "fixes": """
@@ -19,7 +20,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "metrics": """
         accuracy binary_accuracy squared_error""",
     "micro_batches": """
-        BatchReader digest_of fingerprint model_input""",
+        BatchReader digest_of fingerprint model_input same_draws""",
     "optimizers": """
         DPAdam""",
     "processes": """

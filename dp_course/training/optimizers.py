@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ..basics import check_kind, check_number, refuse_unknown
+from ..basics import check_kind, check_number
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #b689c20f
 def _listed(std):
@@ -58,7 +58,6 @@ def _adam_move(p, state, std, group):
     p.addcdiv_(m, _adam_root(v, std, group), value=-group["lr"])
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #6fe6ba7a
-@refuse_unknown
 class DPAdam(torch.optim.Optimizer):
     "Adam for noisy gradients: what the noise adds to the second moment can be taken out again."
     # ValueError: a value out of range. Without noise_std: Adam, Kingma & Ba 2015, Algorithm 1. With
@@ -77,7 +76,6 @@ class DPAdam(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     @classmethod
-    @refuse_unknown
     def from_plan(
         cls,
         plan,       # `PrivacyPlan`

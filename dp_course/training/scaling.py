@@ -12,13 +12,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..basics import check_kind, check_number, refuse_unknown
+from ..basics import check_kind, check_number
 from ..data import as_examples, tree_map
 from ..gradients import FlatClip, fast_grad_sum
 from ..privacy import PLDAccountant, gaussian_sigma, noise_multiplier, poisson_indices
 
 # %% ../../nbs/09_scaling.ipynb #44bdeb46
-@refuse_unknown
 def gradient_noise(
     *,
     batch_size,         # expected
@@ -97,7 +96,6 @@ def nonprivate_signal_noise(
     return rows
 
 # %% ../../nbs/09_scaling.ipynb #4092fade
-@refuse_unknown
 def snr(
     *,
     batch_size,  # expected
@@ -112,7 +110,6 @@ def snr(
     return math.sqrt(steps)*batch_size/sigma if sigma else math.inf
 
 # %% ../../nbs/09_scaling.ipynb #01d60ce6
-@refuse_unknown
 def sigma_table(
     n:int,
     batch_sizes,        # expected
@@ -143,7 +140,6 @@ def sigma_table(
     return rows
 
 # %% ../../nbs/09_scaling.ipynb #f6ef7a98
-@refuse_unknown
 def snr_ceiling(
     n:int,
     *,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Trainer', 'save_release', 'load_release']
 
-# %% ../../nbs/workshop/training/trainer.ipynb #c5125331
+# %% ../../nbs/workshop/training/trainer.ipynb #a8778408
 import hashlib
 import inspect
 import math
@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from ..basics import check_count, check_kind, check_number, keep_memory
-from ..data import as_examples, call_model, leaves, tree_map
+from ..data import as_examples, call_model, tree_map
 from ..gradients import (
-    FlatClip, batched_tensors, bf16_engine, bounded, fast_grad_sum, forgetting, noise_std,
-    noised_fraction, noisy_mean, settled_precision, trainable, unit_engine,
-    which_are_short)
+    FlatClip, batched_tensors, bf16_engine, bounded, fast_grad_sum, forgetting, noise_std)
+from ..gradients import (
+    noised_fraction, noisy_mean, settled_precision, trainable, unit_engine, which_are_short)
 from ..privacy import (
     SecretSeed, in_digits, keyed_digest, new_seed, normal, poisson_indices)
 from .checkpoints import load_checked, save_atomic
@@ -36,7 +36,139 @@ from .ledger import STEPS, Entry, Ledger
 from .metrics import accuracy
 from .micro_batches import BatchReader, fingerprint
 
-# %% ../../nbs/workshop/training/trainer.ipynb #9af76bf8
+# %% ../../nbs/workshop/training/trainer.ipynb #42b3680d
+def _state(model):
+    "Parameters and buffers by name, tied ones under every name."
+    return {**dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _versions(model):
+    "Which tensors a model holds, and how often each has been written."
+    return {name: (id(v), v._version, v.data_ptr()) for name, v in _state(model).items()}
+
+
+def _fixed_state(model):
+    "What no step changes: buffers and frozen parameters."
+    frozen = {name: p for name, p in model.named_parameters(remove_duplicate=False)
+              if not p.requires_grad}
+    return frozen | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _equal_bits(v, w):
+    "Are two tensors the same, NaN for NaN?"
+    v, w = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (v, w))
+    return torch.equal(v, w)
+
+# %% ../../nbs/workshop/training/trainer.ipynb #9ed539b1
+def _in_precision(engine, precision, model):
+    "The engine, or the same in bfloat16; sums and noise are float64 in both."
+    device = next((p.device for p in model.parameters()), "cpu")
+    return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
+
+
+def _called(make, params):  # what it makes, or None; why not
+    "Let a maker make its optimizer."
+    try:
+        return (make(params), "") if callable(make) else (None, "")
+    except TypeError as error:
+        return None, f" ({error})"
+
+
+def _made_optimizer(optimizer, model):
+    "An optimizer of exactly this model's parameters."
+    params = trainable(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        make = partial(torch.optim.SGD, lr=1.) if optimizer is None else optimizer
+        optimizer, why = _called(make, list(params.values()))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none{why}: pass "
+                             "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
+                             "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
+    if lost:
+        raise ValueError(f"the optimizer lacks {', '.join(lost)}: freeze what is not to be trained")
+    strange = held - {id(p) for p in model.parameters()}
+    if strange:
+        raise ValueError(f"the optimizer holds {len(strange)} parameters that are not the model's: "
+                         "no noise would hide their gradients; make it from model.parameters()")
+    _refuse_closure(optimizer)
+    return optimizer
+
+
+def _refuse_closure(optimizer):
+    "Refuse an optimizer that wants to look at the data again, without noise."
+    step = inspect.signature(optimizer.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam takes no dense gradient, which is what noise makes: use Adam")
+    if isinstance(optimizer, torch.optim.LBFGS) or step and step.default is step.empty:
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, which would look at the data "
+                         "again without noise: use SGD, Adam or DPAdam")
+
+
+def _share_of(plan, t):
+    "What a plan takes the noise of step t for, as a share of sigma: 1, unless it falls."
+    ratios = getattr(plan.accountant, "ratios", (1.,))
+    return ratios[min(t, len(ratios) - 1)]
+
+# %% ../../nbs/workshop/training/trainer.ipynb #4648bb1c
+def _check_release(what, value, sensitivity, sigma, asked, most):
+    "Refuse what cannot be released with noise; the value as a float64 tensor on the CPU."
+    if not isinstance(what, str) or not what or what == STEPS:
+        raise ValueError(f"{what=} is no name of its own: pass text, such as 'private accuracy'")
+    rule = "is out of range: pass a positive finite number"
+    check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
+    if not isinstance(asked, dict) and not (isinstance(asked, tuple) and not asked):
+        raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
+    try:
+        value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"value={value!r:.80} is no number and no tensor ({error})") from error
+    if not value.isfinite().all():
+        raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
+    return value
+
+
+_TAKEN = "what", "sigma", "norms", "std", "batch size", "look"  # in a fingerprint
+
+
+def _apart(name, kind):
+    "A name for a fingerprint in which other things have theirs."
+    return f"{kind} {name}" if name in _TAKEN or " " in name else name
+
+
+def _flat(
+    asked,  # dict, which may hold others
+    of="",  # name of the dict that it was in
+):          # dict: name -> tensor, number or text
+    "What a value came from, so that no number of it escapes the fingerprint."
+    # ValueError
+    named = {}
+    for name, thing in asked.items():
+        if not of and name in ("what", "sigma", "value", "sensitivity"):
+            raise ValueError(f"asked names its {name}, which stands for itself: name it otherwise")
+        if isinstance(thing, (list, tuple)):
+            thing = dict(enumerate(thing))
+        if isinstance(thing, dict):
+            named |= {f"{of}{name}": len(thing), **_flat(thing, f"{of}{name}.")}
+        else:
+            named[f"{of}{name}"] = _fingerprinted(f"{of}{name}", thing)
+    return named
+
+
+def _fingerprinted(name, thing):
+    "A tensor, a number or text; of an array the digest of its bytes."
+    if isinstance(thing, (np.ndarray, np.generic)) and thing.dtype.kind in "buifSU":
+        return f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
+    if not isinstance(thing, (torch.Tensor, int, float, str, bytes, type(None))):
+        raise ValueError(f"asked[{name!r}] is a {type(thing).__name__}: pass tensors, numbers or "
+                         "text, in dicts and lists if you like")
+    return thing
+
+# %% ../../nbs/workshop/training/trainer.ipynb #3aa5d3e5
 _per_row = partial(nn.functional.cross_entropy, reduction="none")
 _CHECKPOINT, _RELEASE = "dp_course checkpoint 3", "dp_course release 1"
 _LOOK = 200  # steps between two searches for tensors of examples that somebody has kept
@@ -140,8 +272,10 @@ class Trainer:
         # ValueError: names that the model does not have
         self._check_weights()
         own = _state(self.model)
-        if lost := sorted(values.keys() - own.keys()):
-            raise ValueError(f"the model has no {', '.join(lost)}: these weights are another's")
+        for name, value in values.items():
+            if name not in own or own[name].shape != value.shape:
+                raise ValueError(f"the model has no {name} of shape {tuple(value.shape)}: these "
+                                 "weights are another model's")
         with torch.no_grad():
             for name, value in values.items():
                 own[name].copy_(value)
@@ -613,140 +747,7 @@ class Trainer:
         "Everything beside the model that has a state."
         return [f for f in (self.optimizer, self.clip, *self.callbacks) if hasattr(f, "state_dict")]
 
-# %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
-def _in_precision(engine, precision, model):
-    "The engine, or the same in bfloat16; sums and noise are float64 in both."
-    device = next((p.device for p in model.parameters()), "cpu")
-    return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
-
-
-def _state(model):
-    "Parameters and buffers by name, tied ones under every name."
-    return {**dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False))}
-
-
-def _versions(model):
-    "Which tensors a model holds, and how often each has been written."
-    return {name: (id(v), v._version, v.data_ptr()) for name, v in _state(model).items()}
-
-
-def _fixed_state(model):
-    "What no step changes: buffers and frozen parameters."
-    frozen = {name: p for name, p in model.named_parameters(remove_duplicate=False)
-              if not p.requires_grad}
-    return frozen | dict(model.named_buffers(remove_duplicate=False))
-
-
-def _equal_bits(v, w):
-    "Are two tensors the same, NaN for NaN?"
-    v, w = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (v, w))
-    return torch.equal(v, w)
-
-
-def _called(make, params):  # what it makes, or None; why not
-    "Let a maker make its optimizer."
-    try:
-        return (make(params), "") if callable(make) else (None, "")
-    except TypeError as error:
-        return None, f" ({error})"
-
-
-def _made_optimizer(optimizer, model):
-    "An optimizer of exactly this model's parameters."
-    params = trainable(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        make = partial(torch.optim.SGD, lr=1.) if optimizer is None else optimizer
-        optimizer, why = _called(make, list(params.values()))
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none{why}: pass "
-                             "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
-                             "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
-    if lost:
-        raise ValueError(f"the optimizer lacks {', '.join(lost)}: freeze what is not to be trained")
-    strange = held - {id(p) for p in model.parameters()}
-    if strange:
-        raise ValueError(f"the optimizer holds {len(strange)} parameters that are not the model's: "
-                         "no noise would hide their gradients; make it from model.parameters()")
-    _refuse_closure(optimizer)
-    return optimizer
-
-
-def _refuse_closure(optimizer):
-    "Refuse an optimizer that wants to look at the data again, without noise."
-    step = inspect.signature(optimizer.step).parameters.get("closure")
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("SparseAdam takes no dense gradient, which is what noise makes: use Adam")
-    if isinstance(optimizer, torch.optim.LBFGS) or step and step.default is step.empty:
-        raise ValueError(f"{type(optimizer).__name__} needs a closure, which would look at the data "
-                         "again without noise: use SGD, Adam or DPAdam")
-
-
-def _share_of(plan, t):
-    "What a plan takes the noise of step t for, as a share of sigma: 1, unless it falls."
-    ratios = getattr(plan.accountant, "ratios", (1.,))
-    return ratios[min(t, len(ratios) - 1)]
-
-
-# %% ../../nbs/workshop/training/trainer.ipynb #700c1cb3
-def _check_release(what, value, sensitivity, sigma, asked, most):
-    "Refuse what cannot be released with noise; the value as a float64 tensor on the CPU."
-    if not isinstance(what, str) or not what or what == STEPS:
-        raise ValueError(f"{what=} is no name of its own: pass text, such as 'private accuracy'")
-    rule = "is out of range: pass a positive finite number"
-    check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
-    if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
-    if not isinstance(asked, dict) and not (isinstance(asked, tuple) and not asked):
-        raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
-    try:
-        value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"value={value!r:.80} is no number and no tensor ({error})") from error
-    if not value.isfinite().all():
-        raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
-    return value
-
-
-_TAKEN = "what", "sigma", "norms", "std", "batch size", "look"  # in a fingerprint
-
-
-def _apart(name, kind):
-    "A name for a fingerprint in which other things have theirs."
-    return f"{kind} {name}" if name in _TAKEN or " " in name else name
-
-
-def _flat(
-    asked,  # dict, which may hold others
-    of="",  # name of the dict that it was in
-):          # dict: name -> tensor, number or text
-    "What a value came from, so that no number of it escapes the fingerprint."
-    # ValueError
-    named = {}
-    for name, thing in asked.items():
-        if not of and name in ("what", "sigma", "value", "sensitivity"):
-            raise ValueError(f"asked names its {name}, which stands for itself: name it otherwise")
-        if isinstance(thing, (list, tuple)):
-            thing = dict(enumerate(thing))
-        if isinstance(thing, dict):
-            named |= {f"{of}{name}": len(thing), **_flat(thing, f"{of}{name}.")}
-        else:
-            named[f"{of}{name}"] = _fingerprinted(f"{of}{name}", thing)
-    return named
-
-
-def _fingerprinted(name, thing):
-    "A tensor, a number or text; of an array the digest of its bytes."
-    if isinstance(thing, (np.ndarray, np.generic)) and thing.dtype.kind in "buifSU":
-        return f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
-    if not isinstance(thing, (torch.Tensor, int, float, str, bytes, type(None))):
-        raise ValueError(f"asked[{name!r}] is a {type(thing).__name__}: pass tensors, numbers or "
-                         "text, in dicts and lists if you like")
-    return thing
-
-
+# %% ../../nbs/workshop/training/trainer.ipynb #91e93271
 def _check_saved(
     state,   # of a checkpoint
     path,
@@ -791,7 +792,7 @@ def _file(path):
         raise FileNotFoundError(f"there is no folder {Path(path).parent}: make it first")
     return path
 
-# %% ../../nbs/workshop/training/trainer.ipynb #fa530c1c
+
 def _write_release(path, weights, statement):
     weights = {name: v.detach().cpu() for name, v in weights.items()}
     save_atomic({"kind": _RELEASE, "statement": statement, "weights": weights}, _file(path))
