@@ -18,9 +18,9 @@ from ..data import (
     OCT_SUBJECTS, RETINA_LAYERS, Examples, by_person, load, multiplicity, multiplicity_with_masks,
     narrow, overlap, phantoms, pixel_loss)
 from ..features import (
-    ENCODED, PUBLIC, WEIGHTS, LeafRecipe, cosine_grad_sum, deflated, encoded, leafed, leaves_cnn,
-    leaves_deflated, leaves_linear, load_start, load_whole, new_head as _new_head, public_featured,
-    public_net, scatter_cnn, scattered, train_only)
+    ENCODED, PUBLIC, WEIGHTS, DeepRecipe, LeafRecipe, cosine_grad_sum, deflated, encoded, leafed,
+    leaves_cnn, leaves_deflated, leaves_linear, load_start, load_whole, new_head as _new_head,
+    public_featured, public_net, scatter_cnn, scattered, train_only)
 from ..gradients import fast_grad_sum, loop_grad_sum, vmap_grad_sum
 from ..models import (
     UNet, bounded_cnn, digit_filters, linear_head, report_resnet20, report_wrn16_4, resnet20,
@@ -66,6 +66,7 @@ FEATURES = {  # f(data, cache=None) -> data
     "leaves": leafed,
     "leaves-1600": partial(leafed, recipe=LeafRecipe(patches=1600)),
     "leaves-deflated": deflated,
+    "leaves-deflated-4m": partial(deflated, recipe=DeepRecipe(encoder="resnet20-synthetic-4m")),
     **{name: partial(encoded, name=start) for name, start in ENCODED.items()},
     **{name: partial(public_featured, name=name, **how) for name, how in PUBLIC.items()},
 }
