@@ -92,8 +92,8 @@ _T = torch.Tensor
 _ABOUT = {  # what a tensor says of itself without its numbers
     _T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__,
     _T.requires_grad.__get__, _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__,
-    _T.size, _T.dim, _T.numel, _T.stride,
-    _T.is_floating_point, _T.is_complex, _T.is_contiguous, _T.__len__, _T.element_size}
+    _T.size, _T.dim, _T.numel, _T.stride, _T.is_floating_point, _T.is_complex,
+    _T.is_contiguous, _T.__len__, _T.element_size}
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #0e6ab66c
 class Isolation(TorchFunctionMode):
@@ -116,7 +116,7 @@ class Isolation(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _ABOUT:
             return func(*args, **kwargs)
-        if func in _HOOKS and self.of_example(self.copied(args[0])):
+        if func in _HOOKS and self._is_of_example(args[0]):
             raise ValueError("a hook inside the model (register_hook, grad_fn) would be handed the "
                              "gradients of all examples at once: take it out; what it was to read "
                              "can be returned by forward")
@@ -133,6 +133,9 @@ class Isolation(TorchFunctionMode):
         if self.noted is not None:
             self.noted((args, kwargs), result)
         return result
+
+    def _is_of_example(self, t):
+        return self.of_example(t if self.copied is None else self.copied(t))
 
     def _is_plain(self, args, kwargs):
         "Is nothing among the arguments that a copy stands for? Most calls are so, and many."
@@ -175,8 +178,8 @@ def _place_of(t):
 def _kept_error(t):
     what = "a tensor" if t is None else f"a tensor {tuple(t.shape)}"
     place = "" if t is None else _place_of(t)
-    return ValueError(f"{what} that was computed from an example was kept{place} after the call, where later examples could read it: let "
-                      "forward return it instead")
+    return ValueError(f"{what} that was computed from an example was kept{place} after the call, "
+                      "where later examples could read it: let forward return it instead")
 
 
 def batched_tensors():  # ids
@@ -367,12 +370,12 @@ def _one_row(f, row, things, generator):
 
 
 def row_by_row(
-    f,               # function of batches
-    *trees,          # of tensors (b,...)
-    who="a function",
-    things=(),       # objects whose attributes are put back, beside `f`
-    generator=None,  # is handed on as the last argument; alone, a row gets one of its own
-):                   # what `f` returns for each row alone, put together
+    f,                 # function of batches
+    *trees,            # of tensors (b,...)
+    who="a function",  # what is called, for a message
+    things=(),         # objects whose attributes are put back, beside `f`
+    generator=None,    # is handed on as the last argument; alone, a row gets one of its own
+):                     # what `f` returns for each row alone, put together
     "Call a function of batches for one row at a time: all under vmap, or one after the other."
     # ValueError: it returns another number of rows, or keeps a tensor
     more = () if generator is None else (generator,)

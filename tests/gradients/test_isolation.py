@@ -262,6 +262,15 @@ def test_a_hook_is_refused(engine, how):
         engine(Net(how, lin=nn.Linear(4, 3)).double(), loss, *batch((4,)), FlatClip(1.))
 
 
+def test_a_hook_is_refused_in_any_function_of_rows():
+    def hooked(v):
+        v.register_hook(print)
+        return v
+
+    with pytest.raises(ValueError, match="hook inside the model"):
+        examples_apart(hooked, doubles(3, 2))
+
+
 @every
 def test_hooks_from_outside_see_no_gradient(engine):
     "Of parameters and modules: they are not called."
