@@ -317,7 +317,9 @@ class Ledger:
         "Put entries into all files."
         news, todo = [], list(entries)
         while todo:  # what one file has told us the others must hear
-            found = [entry for journal in self._files.values() for entry in self._add(journal, todo)]
+            found = []
+            for journal in self._files.values():
+                found += self._add(journal, todo)
             todo = [entry for entry in dict.fromkeys(found)
                     if entry not in news and entry not in self._made]
             news += todo
