@@ -705,6 +705,20 @@ def test_kill_9_ten_times_changes_nothing(tmp_path, monkeypatch):
     assert got[-1]["eps_pld"] == reference[-1]["eps_pld"]
 
 
+def test_a_killed_run_is_released_without_a_step_and_goes_on(tmp_path):
+    c = make_config("digits-eps3-fast")
+    calm = quiet(c, out=tmp_path/"calm", seed=0)
+    short = quiet(c, out=tmp_path/"wild", seed=0, steps=2)
+    before = released(short["paths"]["weights"])
+    short["paths"]["weights"].unlink()  # as if it had been killed
+    words = ["digits-eps3-fast", "--out", str(tmp_path/"wild")]
+    assert main(["release", *words]) == 0
+    assert equal(weights(tmp_path/"wild"), before)
+    assert read_record(short["paths"]["record"])[-1]["step"] == 2
+    assert main(["resume", *words]) == 0
+    assert equal(weights(tmp_path/"wild"), released(calm["paths"]["weights"]))
+
+
 def test_an_epoch_whose_checkpoint_was_lost_is_written_once(tmp_path):
     c = make_config("digits-eps3-fast")
     calm = quiet(c, out=tmp_path/"b", seed=0)
