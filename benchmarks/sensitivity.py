@@ -3,8 +3,10 @@
 A clipped sum of floats moves by more than C (Casacuberta, Shoemate, Vadhan & Wagaman 2022, arXiv
 2207.10635). One layer of one weight, rows of gradient 1 up to a power of two and then rows just
 below the rounding unit: take the first row away, and look how far the sum moved. Of five such
-patterns the worst counts. Opacus, opake and jax_privacy run where they are installed (how:
-benchmarks/frameworks.py), Opacus also as an accumulation over micro-batches.
+patterns the worst counts. Opacus, opake and jax_privacy run where they are installed
+(`pip install --no-deps --target DIR opake-engine opake-dpsgd opake-base optree`, `pip install
+--target DIR2 jax-privacy`, and PYTHONPATH=DIR:DIR2), Opacus also as an accumulation over
+micro-batches.
 """
 import argparse
 import datetime

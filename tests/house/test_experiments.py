@@ -18,12 +18,15 @@ from experiments import (  # noqa: E402
     clipping,
     harness,
     ladders,
+    normalization,
     ordinary,
+    plain,
     scaling,
     tricks,
 )
 
-RECIPES = {recipe.NAME: recipe for recipe in (clipping, scaling, tricks)}
+RECIPES = {recipe.NAME: recipe
+           for recipe in (clipping, ladders, normalization, plain, scaling, tricks)}
 
 
 # ---- what a reader is told to run
@@ -119,9 +122,9 @@ def test_the_command_line(toy, capsys):
 
 
 @pytest.mark.parametrize("name, part", [
-    ("clipping", "all"), ("scaling", "grid"), ("scaling", "papernot"), ("scaling", "small"),
-    ("scaling", "signal"), ("tricks", "ladder-few"), ("tricks", "ladder-many"),
-    ("tricks", "optimizers-few")])
+    ("clipping", "all"), ("ladders", "all"), ("normalization", "all"), ("plain", "all"),
+    ("scaling", "grid"), ("scaling", "papernot"), ("scaling", "small"), ("scaling", "signal"),
+    ("tricks", "ladder-few"), ("tricks", "ladder-many"), ("tricks", "optimizers-few")])
 def test_what_is_recorded_is_what_the_recipe_asks_for(name, part):
     recipe = RECIPES[name]
     rows = harness.rows_of(recipe)
