@@ -477,6 +477,14 @@ def how_far(
     return Progress(folder)
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #c29f2850
+def _marked(answer):
+    "An answer in which NaN is a number like others: two wrong answers may have it in common."
+    try:
+        return _values(answer).nan_to_num(nan=1.2345e67)
+    except (TypeError, ValueError, RuntimeError):
+        return answer
+
+
 @dataclass(frozen=True)
 class _Seen:
     "One answer that was compared."
@@ -500,7 +508,7 @@ class _Seen:
             wrong = slip(*fresh_copy(self.args))
         except Exception:
             return False
-        return not gap(answer, wrong, rtol, self.zero)
+        return not gap(_marked(answer), _marked(wrong), rtol, self.zero)
 
     def is_zero(self):
         "Whether the answer is nothing but zeros."
