@@ -237,7 +237,7 @@ def _moves_by_C(trial):
         after, before = (torch.as_tensor(trial(rows, C)).double()
                          for rows in (torch.cat([table, newcomer]), table))
         move = (after - before).norm().item()
-        trial.need(move < C*(1 + 1e-6), f"one more row moves the sum by {move:.4g}, and C is {C:.4g}",
+        trial.need(move < C*(1 + 1e-6), f"one more row moves the sum by {move:.4g}, C is {C:.4g}",
                    "every row is clipped by its own length, before anything is added up",
                    leaks=True)
 
