@@ -56,7 +56,7 @@ EDITS = {
     "it repeats itself": ("generator=generator", "generator=torch.Generator().manual_seed("
                           "generator.initial_seed())"),
     "every coordinate has noise of its own": (NOISE, NOISE.replace("[1]", "[1]//2") + ".repeat(2)"),
-    "whoever knows one knows the other": (
+    "one gives the other away": (
         LAST, "    half = noise[:len(noise)//2]\n    noise = torch.cat([half, -half])\n" + LAST),
     "the first and the last one": (LAST, "    noise[0] = 0.\n" + LAST),
     "the right size and another shape": (
