@@ -6,7 +6,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "audit": """
         check_coins_needed check_survivor check_verdicts""",
     "by_hand": """
-        check_private_mean check_steal check_update_std check_worst_move""",
+        check_clipped check_clipped_sum check_dp_sgd check_private_mean check_steal
+        check_update_std check_worst_move""",
     "cards": """
         AGAIN Blank Card Exercise PROGRESS Progress Refused Trial above below fresh_copy gap
         has_no_end how_far is_noise judge_generator listed mine record used_generator""",

@@ -1,6 +1,9 @@
 from .audit import check_coins_needed as check_coins_needed
 from .audit import check_survivor as check_survivor
 from .audit import check_verdicts as check_verdicts
+from .by_hand import check_clipped as check_clipped
+from .by_hand import check_clipped_sum as check_clipped_sum
+from .by_hand import check_dp_sgd as check_dp_sgd
 from .by_hand import check_private_mean as check_private_mean
 from .by_hand import check_steal as check_steal
 from .by_hand import check_update_std as check_update_std

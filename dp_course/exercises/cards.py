@@ -477,6 +477,14 @@ def how_far(
     return Progress(folder)
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #c29f2850
+def _marked(answer):
+    "An answer in which NaN is a number like others: two wrong answers may have it in common."
+    try:
+        return _values(answer).nan_to_num(nan=1.2345e67)
+    except (TypeError, ValueError, RuntimeError):
+        return answer
+
+
 @dataclass(frozen=True)
 class _Seen:
     "One answer that was compared."
@@ -500,7 +508,7 @@ class _Seen:
             wrong = slip(*fresh_copy(self.args))
         except Exception:
             return False
-        return not gap(answer, wrong, rtol, self.zero)
+        return not gap(_marked(answer), _marked(wrong), rtol, self.zero)
 
     def is_zero(self):
         "Whether the answer is nothing but zeros."
@@ -901,7 +909,7 @@ def is_noise(
     alike = torch.fft.irfft(torch.fft.rfft(z).abs().square(), len(z))[1:len(z)//2 + 1]
     most = alike.abs().max().item()/math.sqrt(len(z))
     trial.need(most < 6.5, f"some of the noise is related to some other: {most:.3g} standard "
-               "errors", "every coordinate has noise of its own: whoever knows one knows the other",
+               "errors", "every coordinate has noise of its own, or one gives the other away",
                leaks=True)
     fourth = z.pow(4).mean().item()
     for some in (*parts, z):
@@ -917,7 +925,7 @@ def has_no_end(
     trial,
     *parts,  # (k,) numbers in units of the right standard deviation, half a million together
 ):           # chance refuses once in 100,000 times
-    "Refuse noise that was cut off: whoever sees where it ends tells some neighbours apart."
+    "Refuse noise that was cut off: where it ends, some neighbours can be told apart."
     z = torch.cat(parts).double()
     largest, least = z.abs().max().item(), NormalDist().inv_cdf(1 - 5.75/len(z))
     trial.need(largest > least, f"the largest of {len(z)} is {largest:.3g} standard deviations",

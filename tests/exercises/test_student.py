@@ -109,8 +109,8 @@ def test_a_lesson_runs_on_the_students_functions_and_without_them(tmp_path, monk
         for kind in ("filled", "empty"):
             student.make(tmp_path/kind/path.stem, only=[path])
         fill(tmp_path/"filled"/path.stem/path.name, path)
-    done = subprocess.run([Path(sys.executable).parent/"nbdev_test", "--path", tmp_path,
-                           "--n_workers", "2"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT/"tests/run_notebooks.py", tmp_path], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for path in BUILT:
         built = {f"check_{student.built(cell).name}" for cell in cells(path, "build")}

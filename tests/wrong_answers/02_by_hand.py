@@ -56,7 +56,7 @@ EDITS = {
     "it repeats itself": ("generator=generator", "generator=torch.Generator().manual_seed("
                           "generator.initial_seed())"),
     "every coordinate has noise of its own": (NOISE, NOISE.replace("[1]", "[1]//2") + ".repeat(2)"),
-    "whoever knows one knows the other": (
+    "one gives the other away": (
         LAST, "    half = noise[:len(noise)//2]\n    noise = torch.cat([half, -half])\n" + LAST),
     "the first and the last one": (LAST, "    noise[0] = 0.\n" + LAST),
     "the right size and another shape": (
@@ -65,7 +65,56 @@ EDITS = {
     "Gaussian noise, torch.randn": (NOISE, NOISE + ".clamp(-3, 3)"),
     "noise has mean 0": ("sigma*max_norm*noise", "sigma*max_norm*(noise + 5)"),
 }
+STEPS = '''def dp_sgd(w, gradient, batches, lr, C, sigma, batch_size, generator):
+    def one_mean(grads):
+        kept = [g*min(1., C/g.norm()) for g in grads]
+        noise = torch.randn(len(w), dtype=w.dtype, generator=generator)
+        return (sum(kept, torch.zeros_like(w)) + sigma*C*noise)/batch_size
+    for batch in batches:
+        w = w - lr*one_mean([gradient(w, i) for i in batch])
+    return w
+'''
+
+
+def steps(old, new):
+    "The steps with something else in a place."
+    assert old in STEPS
+    return STEPS.replace(old, new)
+
+
 WRONG = {
+    "check_clipped": {
+        "the factor is at most 1": "lambda g, C: g*C/g.norm()",
+        "every entry was clamped": "lambda g, C: g.clamp(-C, C)",
+        "the root is missing": "lambda g, C: g*(C/g.square().sum()).clamp(max=1)",
+        "not at least": "lambda g, C: g*(C/g.norm()).clamp(min=1)",
+        "nobody was clipped": "lambda g, C: g",
+        "not the sum of the entries": "lambda g, C: g*(C/g.abs().sum()).clamp(max=1)",
+        "the largest entry is not": "lambda g, C: g*(C/g.abs().max()).clamp(max=1)",
+        "0/0 is not a number": "lambda g, C: g/g.norm()*min(g.norm().item(), C)"},
+    "check_clipped_sum": {
+        "you clipped the sum": "lambda g, C: g.sum(0)*(C/g.sum(0).norm()).clamp(max=1)",
+        "nobody was clipped": "lambda g, C: g.sum(0)",
+        "one length for the whole table": "lambda g, C: (g*(C/g.norm()).clamp(max=1)).sum(0)",
+        "lengths of columns": "lambda g, C: (g*(C/g.norm(dim=0)).clamp(max=1)).sum(0)",
+        "you clamped every entry": "lambda g, C: g.clamp(-C, C).sum(0)",
+        "0 times infinity":
+            "lambda g, C: (g*(C/g.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)",
+        "not the broken entry alone": "lambda g, C: (lambda g: (g*(C/g.norm(dim=1, keepdim=True))"
+            ".clamp(max=1)).sum(0))(torch.where(g.isfinite(), g, 0.))",
+        "a sum, not a mean": "lambda g, C: (lambda g: (g*(C/g.norm(dim=1, keepdim=True))"
+            ".clamp(max=1)).sum(0)/max(1, len(g)))(g[g.isfinite().all(1)])"},
+    "check_dp_sgd": {
+        "not at the first ones": steps("    for batch", "    first = w\n    for batch").replace(
+            "gradient(w, i)", "gradient(first, i)"),
+        "*against* the gradient": steps("w - lr*", "w + lr*"),
+        "the learning rate is missing": steps("w - lr*", "w - "),
+        "divided by the number that came": steps("/batch_size", "/max(1, len(grads))"),
+        "nobody came": steps("        w = w - ", "        if len(batch):\n            w = w - "),
+        "pass generator=generator": steps(", generator=generator", ""),
+        "noise of its own": steps("    def one_mean", "    given = generator.get_state()\n"
+            "    def one_mean").replace("        noise =", "        generator.set_state(given)\n"
+                                        "        noise =")},
     "check_steal": {
         "where the bias gradient is negative":
             "lambda W, bias: {'image': W[bias.argmax()]/bias.max(), 'label': bias.argmax()}",
