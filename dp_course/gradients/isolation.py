@@ -158,18 +158,32 @@ def _kept_error(t):
                       "forward return it instead")
 
 
-def batched_tensors():  # ids
-    "Which tensors of an example the garbage collector knows, wherever they are."
-    return {id(t) for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and is_batched(t)}
+def _collections():
+    return [generation["collections"] for generation in gc.get_stats()]
 
 
-def refuse_batched():
-    "Refuse an autograd.Function whose backward has kept a tensor of an example."
-    # ValueError. No function of torch has made it, so that `Kept` does not know it
-    if batched_tensors():
+def _any_batched(objects):
+    return any(type(t) is torch.Tensor and is_batched(t) for t in objects)
+
+
+@contextmanager
+def refusing_batched():
+    "Refuse an autograd.Function whose backward keeps a tensor of an example."
+    # ValueError. No function of torch makes what a backward gets, so that `Kept` does not know it;
+    # where no garbage was collected, all that is new is in the youngest generation
+    gc.collect(0)
+    enabled, before = gc.isenabled(), _collections()
+    gc.disable()
+    try:
+        yield
+        kept = _collections() != before or _any_batched(gc.get_objects(generation=0))
+    finally:
+        if enabled:
+            gc.enable()
+    if kept:
         gc.collect()
-    if batched_tensors():
-        raise _kept_error(None)
+        if _any_batched(gc.get_objects()):
+            raise _kept_error(None)
 
 
 class Kept:
