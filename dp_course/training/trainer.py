@@ -79,8 +79,9 @@ class Trainer:
         check_clip(self.clip, plan.sigma)
         self._ledger = Ledger(plan)
         self.optimizer = _made_optimizer(optimizer, model)
-        check_run(self)
         self._start = {name: v.detach().clone() for name, v in _fixed_state(model).items()}
+        self._note_weights()
+        check_run(self)
         self._note_weights()
 
     # --- what stays as it is
