@@ -24,7 +24,6 @@ from .isolation import Isolation as Isolation
 from .isolation import Kept as Kept
 from .isolation import VmapStops as VmapStops
 from .isolation import alone as alone
-from .isolation import batched_tensors as batched_tensors
 from .isolation import beneath as beneath
 from .isolation import current_level as current_level
 from .isolation import examples_apart as examples_apart
@@ -34,7 +33,7 @@ from .isolation import is_batched as is_batched
 from .isolation import logical as logical
 from .isolation import outside as outside
 from .isolation import physical as physical
-from .isolation import refuse_batched as refuse_batched
+from .isolation import refusing_batched as refusing_batched
 from .isolation import replaced as replaced
 from .isolation import row_by_row as row_by_row
 from .isolation import tensors_of as tensors_of

@@ -21,7 +21,7 @@ from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .dpsgd import trainable
 from .isolation import (
     beneath, current_level, examples_apart, is_batched, logical, outside, physical,
-    refuse_batched, replaced, tensors_of)
+    refusing_batched, replaced, tensors_of)
 from .kernels import COMPOSED, KERNELS
 from .layers import RULES, GhostNorm, KeptGradients, at_least_float32
 
@@ -211,10 +211,8 @@ def forward_backward(
     substitutes = Substitutes(model, tape, rules)
     with eager(model), torch.enable_grad():
         losses = _losses(model, loss_fn, rows, labels, substitutes)
-        _backward(tape, losses, substitutes.copies)
-    del losses
-    if substitutes.own_backward:
-        refuse_batched()
+        with refusing_batched() if substitutes.own_backward else nullcontext():
+            _backward(tape, losses, substitutes.copies)
     return tape
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #db38b60c

@@ -191,7 +191,7 @@ def _tried(who, advice, f, *args):
     except Exception as error:
         if isinstance(error, ValueError) and "pass engine=" in str(error):
             raise
-        shown = [a for a in args if not isinstance(a, torch.Generator)]
+        shown = [a for a in args if any(map(torch.is_tensor, leaves(a)))]
         given = " and ".join(map(_words, shown))
         first = (str(error).strip().splitlines() or [""])[0][:200]
         raise ValueError(f"{who} fails on made-up rows {given}: {type(error).__name__}: {first}. "
@@ -363,7 +363,10 @@ def _try_rows(trainer, model, reader):
         way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of an "
                "example are Views")
         _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
-        x, y = _tried("augment", way, reader.augmented, x, y, 0)
+        made = _tried("augment", way, reader.augmented, x, y, 0)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise ValueError(f"augment returned {_words(made)}: return a pair (x, y)")
+        x, y = made
     if not is_known(trainer.engine):
         _check_engine(trainer.engine, model, loss_fn, x, y)
     else:

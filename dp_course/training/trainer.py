@@ -24,7 +24,7 @@ from torch import nn
 from ..basics import check_count, check_kind, check_number, keep_memory
 from ..data import as_examples, call_model, tree_map
 from ..gradients import (
-    FlatClip, batched_tensors, bf16_engine, fast_grad_sum, forgetting, settled_precision)
+    FlatClip, bf16_engine, fast_grad_sum, forgetting, settled_precision)
 from ..gradients import (
     bounded, noise_std, noised_fraction, noisy_mean, sensitivity_of, which_are_short)
 from ..gradients import trainable, unit_engine
@@ -172,7 +172,6 @@ def _fingerprinted(name, thing):
 # %% ../../nbs/workshop/training/trainer.ipynb #3aa5d3e5
 _per_row = partial(nn.functional.cross_entropy, reduction="none")
 _CHECKPOINT, _RELEASE = "dp_course checkpoint 3", "dp_course release 1"
-_LOOK = 200  # steps between two searches for tensors of examples that somebody has kept
 _FIXED = "model", "params", "data", "plan"
 
 
@@ -431,17 +430,11 @@ class Trainer:
         norms = [torch.zeros(len(total), 0, device=self.device, dtype=wide)]
         engine = unit_engine(self.engine, self.data, self.micro_batch)
         clip = bounded(self.clip, scale)
-        look = self.t < 2 or not self.t % _LOOK
-        before = batched_tensors() if look else None
         for x, y in pieces:
             grads, rows = engine(self.model, self.loss_fn, x, y, clip)
             for name in total:
                 total[name] += grads[name].detach()
             norms.append(rows)
-        if look and batched_tensors() - before:
-            raise ValueError("the model or the loss keeps tensors that were computed from examples "
-                             "(in a list, a closure, a global), where later ones could read them: "
-                             "let forward return them instead")
         self._check_weights()
         return total, torch.cat(norms, 1)
 
