@@ -21,8 +21,6 @@ from toys import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT/"out/browser"
-sys.path.insert(0, str(ROOT/"tools"))
-import student  # noqa: E402
 
 FOUND = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
 CHROMIUM = next(filter(None, FOUND), None)
@@ -320,6 +318,40 @@ def test_second_lesson(desk):
     right = "def sum_moves(low, high):\n    return max(abs(low), abs(high)), high - low"
     wrongly_and_rightly(desk, "check_sum_moves", wrong, "her whole value", right)
     shows_progress(desk, "01_definition", 4)
+
+
+def test_a_copy_before_anything_has_run(desk):
+    "Saved diagrams are drawn, guesses are folded, and closing an untouched notebook asks nothing."
+    desk.open("01_definition.ipynb")
+    desk.sees("Diagram(", "untouched")
+    desk.page.wait_for_timeout(3000)
+    assert not desk.page.evaluate("window.jupyterapp.shell.currentWidget.context.model.dirty")
+    folded = desk.page.locator(f"{PANEL} details")
+    assert folded.count() and not folded.evaluate_all("all => all.some(one => one.open)")
+
+
+def test_a_build_wrong_and_right(desk):
+    desk.open("01_definition.ipynb")
+    desk.menu("Run", "Run All Cells")
+    desk.page.wait_for_timeout(1000)
+    desk.idle(8)
+    stub = "def coin_answers(bits, eps, generator):\n    "
+    for code, verdict, chosen in (
+            ("return bits", "nobody ever lies", "the course's `coin_answers`"),
+            ("lie = torch.rand(bits.shape, generator=generator) < 1/(1 + math.exp(eps))\n"
+             "return torch.where(lie, 1 - bits, bits)", "5 of 5", "your `coin_answers`")):
+        cell = desk.go("def coin_answers")
+        cell.locator(".cm-content").click()
+        desk.page.keyboard.press("ControlOrMeta+a")
+        desk.page.keyboard.insert_text(stub + code.replace("\n", "\n    "))
+        desk.page.keyboard.press("ControlOrMeta+Enter")
+        for words, said in (("check_coin_answers(coin_answers)", verdict),
+                            ("coin_answers = mine(coin_answers)", chosen)):
+            cell = desk.go(words)
+            cell.locator(".cm-content").click()
+            desk.page.keyboard.press("ControlOrMeta+Enter")
+            assert said in desk.answer(cell)
+        desk.shot("build")
 
 
 def test_slider(desk):
