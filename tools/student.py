@@ -204,6 +204,8 @@ def for_guessing(notebook, first_page=False):
             continue
         if cell.cell_type == "markdown" and not cell.source.startswith("_Solution:"):
             prose = cell
+        if cell.cell_type == "markdown":  # the notebooks of the checks are not copied
+            cell.source = re.sub(r"\[([^\]]+)\]\((?:\.\./)*exercises/[^)]+\)", r"\1", cell.source)
         if cell.cell_type == "markdown" and has_tag(cell, "answer"):
             cell.source = ANSWER.format(cell.source)
         if cell.cell_type == "code":
@@ -266,8 +268,8 @@ def make(
     (folder/PROGRESS).touch()
     added = 0
     for path in sorted(only or source.rglob("*.ipynb")):
-        if ".ipynb_checkpoints" in path.parts:
-            continue
+        if {".ipynb_checkpoints", "exercises"} & set(path.relative_to(source).parts):
+            continue  # the notebooks of the checks hold the answers
         place = path.relative_to(source)
         to = folder/place
         if to.exists():
