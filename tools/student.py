@@ -37,7 +37,9 @@ HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a
 ANSWER = "<details><summary>Open this when you have made your guess</summary>\n\n{}\n\n</details>"
 MODEL = ("<details><summary>Model answer: try first</summary>\n\n```python\n{}\n```\n\n"
          "</details>")
-LANGUAGE = {  # what a kernel reports: without it an untouched notebook counts as changed
+# What a kernel reports: without it JupyterLab counts an untouched notebook as changed.
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
     "name": "python", "version": platform.python_version(), "mimetype": "text/x-python",
     "codemirror_mode": {"name": "ipython", "version": 3}, "file_extension": ".py",
     "nbconvert_exporter": "python", "pygments_lexer": "ipython3"}
@@ -202,6 +204,8 @@ def for_guessing(notebook, first_page=False):
             continue
         if cell.cell_type == "markdown" and not cell.source.startswith("_Solution:"):
             prose = cell
+        if cell.cell_type == "markdown":  # the notebooks of the checks are not copied
+            cell.source = re.sub(r"\[([^\]]+)\]\((?:\.\./)*exercises/[^)]+\)", r"\1", cell.source)
         if cell.cell_type == "markdown" and has_tag(cell, "answer"):
             cell.source = ANSWER.format(cell.source)
         if cell.cell_type == "code":
@@ -222,7 +226,7 @@ def for_guessing(notebook, first_page=False):
         before = cell
         kept += to_build(cell) if has_tag(cell, "build") else [cell]
     notebook.cells = kept
-    notebook.metadata["language_info"] = LANGUAGE
+    notebook.metadata |= {"kernelspec": KERNEL, "language_info": LANGUAGE}
     return notebook
 
 
@@ -264,8 +268,8 @@ def make(
     (folder/PROGRESS).touch()
     added = 0
     for path in sorted(only or source.rglob("*.ipynb")):
-        if ".ipynb_checkpoints" in path.parts:
-            continue
+        if {".ipynb_checkpoints", "exercises"} & set(path.relative_to(source).parts):
+            continue  # the notebooks of the checks hold the answers
         place = path.relative_to(source)
         to = folder/place
         if to.exists():

@@ -79,6 +79,13 @@ def test_the_copy_is_trusted_and_complete(made):
     assert not NotebookNotary().check_signature(nbformat.read(made, 4))
 
 
+def test_the_answers_of_the_checks_are_not_in_the_copy(made, tmp_path):
+    for place in ("exercises", "workshop/exercises"):
+        (tmp_path/"nbs"/place).mkdir(parents=True)
+        nbformat.write(nbformat.v4.new_notebook(), tmp_path/"nbs"/place/"truths.ipynb")
+    assert student.make(tmp_path/"student", tmp_path/"nbs") == 0
+
+
 def test_a_stub_has_no_more_than_the_signature():
     cell = nbformat.v4.new_code_cell("def f(x):  # a comment\n    y = x\n    return y")
     assert student.stub(cell) == "def f(x):  # a comment\n    ..."
