@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "engines": """
         bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only reweighted""",
     "isolation": """
-        alone examples_apart forgetting row_by_row tensors_of""" ,
+        alone batched_tensors examples_apart forgetting row_by_row tensors_of""" ,
     "layers": """
         ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct RULES
         StandardizedWeight Tap at_least_float32 convolution_rule gram_norms no_longer
