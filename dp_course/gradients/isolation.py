@@ -200,13 +200,13 @@ def refusing_batched():
     gc.disable()
     try:
         yield
-        kept = _collections() != before or _any_batched(gc.get_objects(generation=0))
+        kept = _collections() != before or batched_tensors(0)
     finally:
         if enabled:
             gc.enable()
     if kept:
         gc.collect()
-        if _any_batched(gc.get_objects()):
+        if batched_tensors():
             raise _kept_error(None)
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #d4013765

@@ -49,17 +49,26 @@ def check_model(
     for name, p in params.items():
         if not p.is_floating_point():
             raise ValueError(f"parameter {name} is {p.dtype}: only real numbers are clipped")
-    for path, m in model.named_modules():
-        _check_layer(f"{path or 'the model'} ({type(m).__name__})", m)
+    modes = {m: m.training for m in model.modules()}
+    asleep = [m for m in modes if is_frozen_norm(m)]
+    model.train()
+    try:
+        for path, m in model.named_modules():
+            _check_layer(f"{path or 'the model'} ({type(m).__name__})", m, m in asleep)
+    finally:
+        for m, training in modes.items():
+            m.training = training
 
 
-def _check_layer(who, m):
-    "Refuse a layer that behaves otherwise for a batch than for one example."
+def _check_layer(who, m, was_frozen):
+    "Refuse a layer that behaves otherwise for a batch than for one example, in training."
     if m._backward_hooks or m._backward_pre_hooks:
         raise ValueError(f"{who} has a backward hook, which would see the gradients of all "
                          "examples at once: remove it")
     tracks = getattr(m, "track_running_stats", False)
-    if is_frozen_norm(m):
+    if is_frozen_norm(m):  # the model's own `train` keeps it so
+        return
+    if was_frozen:
         raise ValueError(f"{who} is frozen and in eval mode, and training would wake it: put "
                          "torchvision.ops.FrozenBatchNorm2d there, with the same numbers, or let "
                          "fix(model) do it")
@@ -75,8 +84,7 @@ def is_frozen_norm(m):
     "Is it a batch normalization that is used as a fixed scale and shift?"
     fixed = isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
     learns = any(p.requires_grad for p in m.parameters(recurse=False))
-    overridden = type(m).train is not nn.Module.train
-    return fixed and not learns and not m.training and not overridden
+    return fixed and not learns and not m.training
 
 # %% ../../nbs/workshop/training/checks.ipynb #53b8e253
 def check_parts(

@@ -29,7 +29,7 @@ def model_input(
     if data._normalize is None:  # pixels, number by number
         x = data.normalize(x)
     else:
-        x = row_by_row(data.normalize, x, who="normalize")
+        x = row_by_row(data.normalize, x, who="normalize", things=[data._normalize])
     return tree_map(lambda v: v.to(like.dtype) if v.is_floating_point() else v, x)
 
 
