@@ -57,16 +57,6 @@ def a_seed_of_its_own(request):
     np.random.seed(seed)
 
 
-@pytest.fixture
-def proved_once():
-    "Does nothing any more: it goes with the last file that asks for it."
-
-
-@pytest.fixture
-def unproved():
-    "Does nothing any more: it goes with the last file that asks for it."
-
-
 _DRAWN = {}
 
 

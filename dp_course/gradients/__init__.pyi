@@ -24,6 +24,7 @@ from .isolation import Isolation as Isolation
 from .isolation import Kept as Kept
 from .isolation import VmapStops as VmapStops
 from .isolation import alone as alone
+from .isolation import batched_tensors as batched_tensors
 from .isolation import beneath as beneath
 from .isolation import current_level as current_level
 from .isolation import examples_apart as examples_apart

@@ -1,8 +1,5 @@
 "What a GPU would do, simulated on the CPU; what it does, where there is one; its stages, in small."
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,36 +176,3 @@ def test_a_pretraining_on_a_gpu_goes_on_on_a_cpu(drawn, tmp_path):
     rest = prepare(made, data, tmp_path).pick_up().work(say=lambda text: None)
     assert rest["finished"] and math.isfinite(rest["loss"])
     load_checked(run.file(".pt"), "dp_course encoder 1")
-
-
-# --- the stages of tools/gpu_rows.sh, on the CPU
-
-
-KEPT = {"1": {"gpu.txt", "said.txt", "tests.txt", "runs"}, "2": {"costs.txt", "runs"},
-        "3": {"said.txt", "runs"}, "4": {"said.txt", "runs"}, "5": {"said.txt", "runs"}}
-
-
-def stage(number, out):
-    env = {**os.environ, "MINI": "1", "OUT": str(out), "PYTHON": sys.executable,
-           "PYTHONPATH": str(ROOT)}
-    return subprocess.run([ROOT/"tools/gpu_rows.sh", number], env=env, capture_output=True,
-                          text=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", KEPT)
-def test_a_stage_in_miniature_leaves_what_is_to_be_kept(number, tmp_path):
-    done = stage(number, tmp_path)
-    said = (tmp_path/"said.txt").read_text() if "said.txt" in KEPT[number] else ""
-    assert done.returncode == 0, done.stderr + said
-    assert {path.name for path in tmp_path.iterdir()} == KEPT[number]
-    if number == "2":
-        assert "nothing is spent" in (tmp_path/"costs.txt").read_text()
-        return
-    record, = (tmp_path/"runs").glob("*.jsonl")
-    ends = [line for line in read_record(record) if line["kind"] == "end"]
-    assert ends[-1]["finished"] == (number == "5"), "the fifth goes on to its end"
-
-
-def test_a_stage_that_does_not_exist_is_refused(tmp_path):
-    assert stage("6", tmp_path).returncode == 2

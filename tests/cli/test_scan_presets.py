@@ -35,11 +35,9 @@ from dp_course.training import (
     run_file,
     save_atomic,
     settings,
-    trainer,
 )
 from experiments import segmentation
 
-pytestmark = pytest.mark.usefixtures("unproved")
 ROOT = Path(__file__).resolve().parents[2]
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
 FAST = [f"{name}-fast" for name in FULL]
@@ -49,9 +47,7 @@ FAST = [f"{name}-fast" for name in FULL]
 def ended(tmp_path_factory):
     "One finished miniature of each, by preset."
     out = tmp_path_factory.mktemp("ended")
-    with pytest.MonkeyPatch.context() as patch:  # `unproved` belongs to one test, and comes later
-        patch.setattr(trainer, "prove_separate", lambda *parts, **more: None)
-        return {name: quiet(make_config(name), out=out, seed=3) for name in FAST}
+    return {name: quiet(make_config(name), out=out, seed=3) for name in FAST}
 
 
 @pytest.fixture

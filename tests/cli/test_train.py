@@ -48,12 +48,8 @@ from dp_course.gradients import fast_grad_sum
 from dp_course.models import ReportBlock
 from dp_course.privacy import PLDAccountant, RDPAccountant, in_digits
 from dp_course.training import Record, composed_epsilon, load_runs, mean_std, read_record
-from dp_course.training import trainer as trainer_module
-
-pytestmark = pytest.mark.usefixtures("unproved")
 
 ROOT = Path(__file__).resolve().parents[2]
-PROVE = trainer_module.prove_separate
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
 
@@ -399,7 +395,6 @@ QUICK = ("digits", "public-max100", "scatter-linear", "shoe-mnist", "oct-head", 
     for name in KINDS.values()])
 def test_every_miniature_takes_a_step(name, no_data, monkeypatch):
     monkeypatch.setenv("DP_COURSE_DATA", no_data)
-    monkeypatch.setattr(trainer_module, "prove_separate", PROVE)
     c = replace(make_config(name), batch_size=8)
     trainer = make_trainer(c, load_data(c), seed=0)
     assert len(trainer.callbacks) == bool(c.ema)

@@ -31,8 +31,6 @@ from dp_course.data import load
 from dp_course.features import LeafNet
 from dp_course.training import read_record, run_file, save_atomic
 
-pytestmark = pytest.mark.usefixtures("unproved")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

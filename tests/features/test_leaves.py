@@ -38,9 +38,6 @@ from experiments import harness
 from experiments import leaves as recipe
 
 by = pytest.mark.parametrize
-pytestmark = pytest.mark.usefixtures("unproved")
-
-
 # -- the images ------------------------------------------------------------------------------------
 
 def slow_front(thrown, n, side):

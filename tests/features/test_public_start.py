@@ -41,7 +41,6 @@ from dp_course.training import flat_row, read_record, sweep
 from experiments import harness
 from experiments import public_start as recipe
 
-pytestmark = pytest.mark.usefixtures("unproved")
 SMALL = replace(N.TRAININGS["min-rand-10"], name="small", epochs=8., lr=.02, crop=1)
 
 

@@ -17,8 +17,6 @@ from dp_course.privacy import PrivacyPlan, RDPAccountant
 from dp_course.training import Journal, checkpoints, load_checked, save_atomic
 from dp_course.training.trainer import _CHECKPOINT
 
-pytestmark = pytest.mark.usefixtures("proved_once")
-
 
 class Average:
     "An average of the weights, with a state."

@@ -17,8 +17,6 @@ from dp_course.cli import Job, config_of, make_config, plot_record, tidy, train
 from dp_course.cli.main import main
 from dp_course.training import Record, Trainer, read_record, recorded, records
 
-pytestmark = pytest.mark.usefixtures("proved_once")
-
 ROOT = Path(__file__).resolve().parents[2]
 MINI = "digits-eps3-fast"
 

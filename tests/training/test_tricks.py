@@ -37,7 +37,6 @@ from dp_course.training import (
 )
 from experiments import tricks as recipe
 
-pytestmark = pytest.mark.usefixtures("proved_once")
 
 def flat(tensors):
     return torch.cat([t.flatten() for t in tensors])
