@@ -368,8 +368,8 @@ def _try_rows(trainer, model, reader):
     _check_label_kind(loss_fn, output, y)
     _check_labels(data, loss_fn, output)
     if augment is not None:
-        way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of an "
-               "example are Views")
+        way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of "
+               "an example are Views")
         _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
         made = _tried("augment", way, reader.augmented, x, y, 0)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
