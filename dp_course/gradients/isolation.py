@@ -367,7 +367,8 @@ def _views_again(parts, k):
     return views
 
 
-pytree.register_pytree_node(Views, _views_apart, _views_again)
+if Views not in pytree.SUPPORTED_NODES:
+    pytree.register_pytree_node(Views, _views_apart, _views_again)
 
 
 def _row_of_one(v):

@@ -112,7 +112,9 @@ class Substitutes:
         if key not in self.params:
             return t.clone()
         with beneath():
-            self.copies[key] = t.detach().expand(self.tape.rows, *t.shape).requires_grad_()
+            copy = t.detach().expand(self.tape.rows, *t.shape)
+            copy = copy if self.rules else copy.contiguous()  # some kernels take no views of this kind
+            self.copies[key] = copy.requires_grad_()
         return logical(self.copies[key], self.level)
 
     def by_rule(self, func, args, kwargs):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..basics import check_kind
-from ..data import call_model, count, leaves, take, tree_map
+from ..data import call_model, count, flatten_views, leaves, take, tree_map
 from ..gradients import (
     FlatClip, bookkeeping_grad_sum, fast_grad_sum, forgetting, ghost_grad_sum, hook_grad_sum,
     loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
@@ -349,6 +349,7 @@ def check_run(
         torch.manual_seed(0)
         try:
             _try_rows(trainer, model, reader)
+            trainer._note_weights()  # buffers were put back
             _try_metric(trainer)
         finally:
             for m, training in modes.items():
@@ -360,13 +361,6 @@ def _try_rows(trainer, model, reader):
     x, y = data.made_up(2, torch.Generator().manual_seed(0))
     x = _tried("normalize", "It gets raw rows (b,...)", reader.input, x)
     y = tree_map(lambda v: v.to(reader.like.device), y)
-    model.eval()
-    _tried("the model", "It gets rows (b,...) as normalize makes them", _warn_of_mixing, model, x)
-    model.train()
-    output = _tried("the model", "It gets rows (b,...) as normalize makes them", _output_of,
-                    model, x)
-    _check_label_kind(loss_fn, output, y)
-    _check_labels(data, loss_fn, output)
     if augment is not None:
         way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of "
                "an example are Views")
@@ -375,11 +369,24 @@ def _try_rows(trainer, model, reader):
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise ValueError(f"augment returned {_words(made)}: return a pair (x, y)")
         x, y = made
+    _try_model(model, loss_fn, data, x, y)
     if not is_known(trainer.engine):
         _check_engine(trainer.engine, model, loss_fn, x, y)
     else:
         _tried("the gradient", "Model and loss get one example, a batch of one", trainer.engine,
                model, loss_fn, x, y, FlatClip(1.))
+
+
+def _try_model(model, loss_fn, data, x, y):
+    x, y, b, _ = flatten_views(x, y)  # of views, the first ones
+    x, y = take((x, y), slice(b))
+    model.eval()
+    way = "It gets rows (b,...) as normalize and augment make them"
+    _tried("the model", way, _warn_of_mixing, model, x)
+    model.train()
+    output = _tried("the model", way, _output_of, model, x)
+    _check_label_kind(loss_fn, output, y)
+    _check_labels(data, loss_fn, output)
 
 
 def _one_number(output):

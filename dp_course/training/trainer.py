@@ -102,10 +102,10 @@ def _refuse_closure(optimizer):
     "Refuse an optimizer that wants to look at the data again, without noise."
     step = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("SparseAdam takes no dense gradient, which is what noise makes: use Adam")
+        raise ValueError("SparseAdam takes no dense gradient, and noise is dense: use Adam")
     if isinstance(optimizer, torch.optim.LBFGS) or step and step.default is step.empty:
-        raise ValueError(f"{type(optimizer).__name__} needs a closure, which would look at the data "
-                         "again without noise: use SGD, Adam or DPAdam")
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, which would look at the "
+                         "data again without noise: use SGD, Adam or DPAdam")
 
 
 def _share_of(plan, t):
@@ -683,8 +683,9 @@ class Trainer:
         weights = dict(self.model.named_parameters(remove_duplicate=False)) | self._start
         now = _state(self.model)
         for name in (name for name, v in self._start.items() if not _equal_bits(v, now[name])):
-            raise ValueError(f"{name} is not what it was when the run began, though no step changes "
-                             "it: what wrote it has not paid for it; use trainer.set_weights")
+            raise ValueError(f"{name} is not what it was when the run began, though no step "
+                             "changes it: what wrote it has not paid for it; use "
+                             "trainer.set_weights")
         for callback in self.callbacks:
             weights |= getattr(callback, "weights", {})
         kept = self.model.state_dict()

@@ -99,10 +99,11 @@ def normalized(k, b, **options):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(k*b, 32, 3, 3, generator=g, dtype=torch.float64).to(**options)
     norm = nn.GroupNorm(16, 32).double().to(**options)
-    tape = SimpleNamespace(b=b, found=[])
+    tape = SimpleNamespace(b=b, views=k, found=[])
     tape.add = lambda p, gradients: tape.found.append(gradients.flat)
     x.requires_grad_()
-    y = layers.FoldedGroupNorm.apply(torch.ones(1).to(x), x, norm, tape)
+    y = layers.FoldedGroupNorm.apply(torch.ones(1).to(x), x[:, None], tape, 16, norm.weight,
+                                     norm.bias, norm.eps)
     return torch.autograd.grad(y.pow(3).sum(), x)[0], *tape.found
 
 

@@ -571,7 +571,7 @@ def test_the_average_is_tested_and_released(tmp_path):
     public = released(end["paths"]["weights"])
     assert torch.allclose(public["5.weight"].double(), mean, atol=1e-5)
     assert not torch.allclose(public["5.weight"].double(), w, atol=1e-3), "not the last iterate"
-    trainer.model.load_state_dict(public)
+    trainer.set_weights(public)
     assert end["test_accuracy"] == trainer.evaluate()
     row = epochs_of(read_record(end["paths"]["record"]))[-1]
     for key in ("accuracy_unaveraged", "test_accuracy"):

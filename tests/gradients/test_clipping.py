@@ -173,11 +173,12 @@ def test_resume_is_bit_identical(name, tmp_path):
 
 def test_a_checkpoint_does_not_say_how_much_noise_a_step_has(tmp_path):
     named("scheduled", seed=5).fit(7).save(tmp_path/"c")
-    run, (_, std) = named("scheduled"), named("scheduled", seed=5).fit(7)._scale_and_noise()
+    run, whole = named("scheduled"), named("scheduled", seed=5).fit(7)
+    std = whole._std(whole._sensitivity())
     run.load(tmp_path/"c")
     run.clip.ratios = run.clip.ratios/1000
     paid = FALL.sigma*FALL.accountant.ratios[7]*run.clip.max_norm
-    assert run._scale_and_noise()[1] == std == pytest.approx(paid, rel=1e-12)
+    assert run._std(run._sensitivity()) == std == pytest.approx(paid, rel=1e-12)
 
 
 @pytest.mark.quick(4)
@@ -606,8 +607,9 @@ def test_a_scheduled_clip_under_another_plan_keeps_that_plans_noise():
 def test_a_used_clip_has_the_noise_of_its_new_run():
     clip = ScheduledClip(decay(1, .5, 30), FALL)
     trainer(clip, FALL, seed=0).fit(5)
-    scale, std = trainer(clip, FALL)._scale_and_noise()
-    assert scale == clip.max_norm < 1 and std == FALL.sigma*scale
+    run = trainer(clip, FALL)
+    scale = run._sensitivity().scale
+    assert scale == clip.max_norm < 1 and run._std(run._sensitivity()) == FALL.sigma*scale
 
 
 @pytest.mark.parametrize("case", range(3))

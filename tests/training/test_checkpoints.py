@@ -37,8 +37,13 @@ class Average:
 
 class Learnt(FlatClip):
     "A threshold with a history."
-    def update(self, norms, generator=None):
-        self.max_norm *= 1 + .1*torch.rand(1, generator=generator).item()
+    counts, bit_sigma = 1, 5.
+
+    def short(self, norms):
+        return torch.linalg.vector_norm(norms, dim=0)[None] <= self.max_norm
+
+    def update(self, fractions):
+        self.max_norm *= 1 + .1*fractions.clamp(0, 1).item()
 
 
 def run(seed=7, plan=None, lr=.5):

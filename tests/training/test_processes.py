@@ -204,9 +204,9 @@ def steps_of(peers, n, batch_size, steps, seed, options):
     vars(trainer)["engine"] = counted
     norms, counted_fractions = [], trainer._counted
 
-    def noted(rows, entry):
+    def noted(rows, *more):
         norms.append(rows)
-        return counted_fractions(rows, entry)
+        return counted_fractions(rows, *more)
 
     trainer._counted = noted
     trainer.fit(steps)

@@ -542,9 +542,9 @@ def test_every_checkpoint_of_a_run_hears_of_every_step(tmp_path):
 
 def entry_of(run, sums=None):
     "What the ledger would say of a step's sum, without a step."
-    scale, std = run._scale_and_noise()
-    total, norms = sums or run._clipped_sum(run._draw(0), 0, scale)
-    return run._step_entry(total, norms, std, 0)
+    sensitivity = run._sensitivity()
+    total, norms = sums or run._clipped_sum(run._draw(0), 0, sensitivity.scale)
+    return run._step_entry(total, norms, run._std(sensitivity), 0)
 
 
 def other_norms(run, total, norms):
