@@ -504,7 +504,7 @@ def alone(
     "Run a function for one example, with copies of all other tensors; nothing of it stays."
     # ValueError: what keeps a tensor of the example
     numbers = _Numbers()
-    devices = [v.device for v in leaves(trees)[:1] if v.is_cuda]
+    devices = [v.device for v in leaves(trees)[:1] if v.device.type == "cuda"]
     seed = torch.randint(2**62, ()).item()  # one draw an example, however many it takes itself
     with forgetting(*things), torch.random.fork_rng(devices):
         torch.manual_seed(seed)

@@ -113,7 +113,8 @@ class Substitutes:
             return t.clone()
         with beneath():
             copy = t.detach().expand(self.tape.rows, *t.shape)
-            copy = copy if self.rules else copy.contiguous()  # some kernels take no views of this kind
+            if not self.rules:  # some kernels take no such views
+                copy = copy.contiguous()
             self.copies[key] = copy.requires_grad_()
         return logical(self.copies[key], self.level)
 
