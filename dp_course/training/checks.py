@@ -364,10 +364,10 @@ def _try_rows(trainer, model, reader):
     if augment is not None:
         way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of "
                "an example are Views")
-        _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
         made = _tried("augment", way, reader.augmented, x, y, 0)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise ValueError(f"augment returned {_words(made)}: return a pair (x, y)")
+        _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
         x, y = made
     _try_model(model, loss_fn, data, x, y)
     if not is_known(trainer.engine):
