@@ -112,10 +112,7 @@ class Substitutes:
         if key not in self.params:
             return t.clone()
         with beneath():
-            copy = t.detach().expand(self.tape.rows, *t.shape)
-            if not self.rules:  # some kernels take no such views
-                copy = copy.contiguous()
-            self.copies[key] = copy.requires_grad_()
+            self.copies[key] = t.detach().expand(self.tape.rows, *t.shape).requires_grad_()
         return logical(self.copies[key], self.level)
 
     def by_rule(self, func, args, kwargs):
