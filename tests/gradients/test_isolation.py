@@ -208,7 +208,7 @@ KEEPING = {"a global list": lambda: keeps_in_a_global, "a global dict": lambda: 
 def test_a_tensor_that_is_kept_is_refused(engine, where):
     model = Net(KEEPING[where](), lin=nn.Linear(4, 3)).double()
     model.rows = []
-    with pytest.raises(ValueError, match="kept|escaped"):
+    with pytest.raises(ValueError, match=r"computed from an example was kept.*forward return it"):
         engine(model, loss, *batch((4,)), FlatClip(1.))
     HIDDEN.clear()
     CACHE.clear()
@@ -217,7 +217,7 @@ def test_a_tensor_that_is_kept_is_refused(engine, where):
 @everywhere
 def test_the_message_names_the_place(engine):
     model = Net(keeps_by_name, lin=nn.Linear(4, 3)).double()
-    with pytest.raises(ValueError, match="kept as last|kept|escaped"):
+    with pytest.raises(ValueError, match="kept as last"):
         engine(model, loss, *batch((4,)), FlatClip(1.))
     CACHE.clear()
 

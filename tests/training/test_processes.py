@@ -388,7 +388,8 @@ def test_a_threshold_that_drifts_apart_is_bounded_and_noised_by_the_first_proces
             trainer.clip.max_norm *= 1 + peers.rank
         clip = AdaptiveClip(10., bit_sigma=5.)
         run = make(peers, pictures(), a_plan(), clip=clip, callbacks=[drift]).step()
-        scale, std = run._scale_and_noise()
+        sensitivity = run._sensitivity()
+        scale, std = sensitivity.scale, run._std(sensitivity)
         return run.clip.max_norm, scale, std, flat(run.step())
 
     (own, scale, std, weights), (other, *said, others) = in_threads(2, work)
