@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         Journal append load_checked lock named save_atomic write_all""",
     "checks": """
         KNOWN_ENGINES check_clip check_model check_parts check_plan check_run in_units
-        is_frozen_norm is_known refuse_units""",
+        is_frozen_norm name_of refuse_units""",
     "evaluation": """
         class_counts count_classes measure no_scores""",
     "fixes": """

@@ -25,7 +25,7 @@ from .checks import check_plan as check_plan
 from .checks import check_run as check_run
 from .checks import in_units as in_units
 from .checks import is_frozen_norm as is_frozen_norm
-from .checks import is_known as is_known
+from .checks import name_of as name_of
 from .checks import refuse_units as refuse_units
 from .evaluation import class_counts as class_counts
 from .evaluation import count_classes as count_classes

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from ..basics import check_kind, check_number
+from ..gradients import noise_std
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #b689c20f
 def _listed(std):
@@ -79,14 +80,14 @@ class DPAdam(torch.optim.Optimizer):
     def from_plan(
         cls,
         plan,       # `PrivacyPlan`
-        clip,       # its std must not change during the run
+        clip,       # its sensitivity must not change during the run
         **options,  # lr, betas, floor
     ):              # params -> optimizer, for `Trainer(optimizer=...)`
         "Take the noise's standard deviation from the plan and the clip, as the trainer does."
-        if not hasattr(plan, "sigma") or not hasattr(clip, "std"):
+        if not hasattr(plan, "sigma") or not hasattr(clip, "sensitivity"):
             raise ValueError(f"from_plan takes a PrivacyPlan and a clip, not {plan!r:.40} and "
                              f"{clip!r:.40}: pass the trainer's own, as in from_plan(plan, clip)")
-        std = torch.as_tensor(clip.std(plan.sigma), dtype=torch.float64)/plan.batch_size
+        std = torch.as_tensor(noise_std(clip, plan.sigma), dtype=torch.float64)/plan.batch_size
         return lambda params: cls(params, noise_std=std.tolist(), **options)
 
     @torch.no_grad()

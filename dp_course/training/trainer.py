@@ -32,7 +32,7 @@ from ..privacy import (
     SecretSeed, in_digits, keyed_digest, new_seed, normal, poisson_indices)
 from .checkpoints import load_checked, save_atomic
 from .checks import (
-    check_clip, check_model, check_parts, check_plan, check_run, in_units, is_known)
+    KNOWN_ENGINES, check_clip, check_model, check_parts, check_plan, check_run, in_units, name_of)
 from .ledger import STEPS, Entry, Ledger
 from .metrics import accuracy
 from .micro_batches import BatchReader, fingerprint
@@ -44,9 +44,13 @@ def _state(model):
             **dict(model.named_buffers(remove_duplicate=False))}
 
 
+def _version(v):
+    "Which tensor this is, and how often it has been written."
+    return id(v), v._version, v.data_ptr()
+
+
 def _versions(model):
-    "Which tensors a model holds, and how often each has been written."
-    return {name: (id(v), v._version, v.data_ptr()) for name, v in _state(model).items()}
+    return {name: _version(v) for name, v in _state(model).items()}
 
 
 def _fixed_state(model):
@@ -203,6 +207,7 @@ class Trainer:
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
         self.engine, self.micro_batch = _in_precision(engine, precision, model), micro_batch
+        self._asked_engine = engine
         self.clip = FlatClip(1.) if clip is None else clip
         self.callbacks = list(callbacks)
         self.plan, self._t, self._nonfinite = plan, 0, 0
@@ -215,7 +220,6 @@ class Trainer:
         self._start = {name: v.detach().clone() for name, v in _fixed_state(model).items()}
         self._note_weights()
         check_run(self)
-        self._note_weights()
 
     # --- what stays as it is
 
@@ -528,9 +532,9 @@ class Trainer:
             copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
                       "on elsewhere spends again, unseen.")
         exact = " Exact accuracies on its validation split are nonprivate."
-        word = "" if is_known(self.engine) else (
-            " Its gradients were computed by an engine of the user's own: that it keeps examples "
-            "apart is the user's word.")
+        word = "" if self._asked_engine in KNOWN_ENGINES else (
+            f" The gradients come from the engine {name_of(self._asked_engine)}, which was "
+            "compared once with the loop: that it keeps examples apart is its author's word.")
         if self.plan.sigma:
             spent = (f"Spent: eps = {in_digits(self.epsilon(), 4)} at delta = "
                      f"{in_digits(self.plan.delta, 6)}, by "
@@ -567,11 +571,11 @@ class Trainer:
         self._check_weights()
 
     def _put_buffers_back(self):
-        "What evaluation wrote into buffers is forgotten."
+        "Forget what a call of the model wrote into buffers; parameters it may not write."
         for name, v in self.model.named_buffers(remove_duplicate=False):
-            if v._version != self._weights[name][1]:
+            if _version(v) != self._weights[name]:
                 v.copy_(self._start[name])
-        self._note_weights()
+                self._weights[name] = _version(v)
 
     def evaluate(
         self,

@@ -257,7 +257,8 @@ def test_an_engine_of_ones_own_is_compared_and_named():
         return fast_grad_sum(model, loss_fn, x, y, clip)
 
     said = trainer(engine=mine).step().statement()
-    assert "is the user's word" in said and "user's word" not in trainer().statement()
+    assert "engine mine" in said and "author's word" in said
+    assert "author's word" not in trainer().statement()
 
 
 def test_a_metric_that_does_not_fit_is_refused():
@@ -421,3 +422,61 @@ def test_a_recurrent_layer_that_opacus_does_not_have_stays(layer):
     net = nn.Sequential(layer)
     said, = fix(net, opacus.layers)
     assert net[0] is layer and "stays (train with" in said
+
+
+# --- who writes weights, and whose word an engine is
+
+
+class WritesWhileEvaluated(nn.Module):
+    "A forward that keeps a row in its weights, when it is on, in eval mode."
+    def __init__(self, frozen=False):
+        super().__init__()
+        self.l, self.on = nn.Linear(5, 10), [False]
+        self.kept = nn.Parameter(torch.zeros(5), requires_grad=not frozen)
+
+    def forward(self, x):
+        if self.on[0] and not self.training:
+            with torch.no_grad():
+                self.kept.copy_(x[0])
+        return self.l(x) + 0*self.kept.sum()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_evaluation_that_writes_weights_is_refused(frozen, tmp_path):
+    data = noise(5)
+    data = data.replace(test_x=data.train_x, test_y=data.train_y)
+    run = trainer(WritesWhileEvaluated(frozen), data).fit(1)
+    run.evaluate()
+    run.model.on[0] = True
+    for go_on in (run.evaluate, run.step, lambda: run.release(tmp_path/"r")):
+        with pytest.raises(ValueError, match="kept: changed outside of the optimizer's step"):
+            go_on()
+
+
+def test_a_model_that_writes_its_weights_on_made_up_rows_is_refused_at_once():
+    model = WritesWhileEvaluated()
+    model.on[0] = True
+    with pytest.raises(ValueError, match="kept: changed outside"):
+        trainer(model)
+
+
+def test_bfloat16_is_one_of_our_engines():
+    assert "author" not in trainer(precision="bf16").statement()
+
+
+def test_an_engine_of_ones_own_may_have_dropout():
+    def wrapped(*given):
+        return fast_grad_sum(*given)
+
+    model = nn.Sequential(nn.Linear(5, 30), nn.Dropout(.5), nn.Linear(30, 10))
+    assert "wrapped" in trainer(model, engine=wrapped).statement()
+
+
+def test_an_engine_of_ones_own_must_be_the_loop_s_equal():
+    "In float64, four per cent are no rounding."
+    def short(*given):
+        sums, norms = fast_grad_sum(*given)
+        return {name: .96*v for name, v in sums.items()}, norms
+
+    with pytest.raises(ValueError, match="off the loop by 0.04"):
+        trainer(engine=short)
