@@ -99,10 +99,10 @@ chromium:
 test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab and a lesson, pictures in out/browser (two minutes)
 	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/house/test_browser.py $(ARGS)
 
-notebooks: .venv/.ready ## run notebooks with a real kernel and save their outputs: make notebooks [NB=nbs/01_definition.ipynb]
+notebooks: .venv/.ready ## run notebooks with a real kernel and save their outputs: make notebooks [NB=nbs/01_promise.ipynb]
 	@$(BIN)/python tools/notebooks.py run $(NB)
 
-review: .venv/.ready ## pictures without words and numbers that no output shows: make review [NB=nbs/01_definition.ipynb]
+review: .venv/.ready ## pictures without words and numbers that no output shows: make review [NB=nbs/01_promise.ipynb]
 	@$(BIN)/python tools/review.py $(NB)
 
 export: .venv/.ready ## write dp_course/ from the notebooks

@@ -1,4 +1,4 @@
-"""Ways to clip at one eps (lesson 08).
+"""Ways to clip at one eps (lesson 09).
 
     python -m experiments clipping all     66 tuning and 55 final runs, a few minutes on one core
 

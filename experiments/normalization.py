@@ -1,4 +1,4 @@
-"""Normalization under privacy and without: a small residual network, part by part (lesson 06).
+"""Normalization under privacy and without: a small residual network, part by part (lesson 07).
 
     python -m experiments normalization all
 

@@ -1,11 +1,11 @@
-"""The lines without privacy in the figures of lessons 08 and 09.
+"""The lines without privacy in the figures of lessons 09 and 09.
 
     python -m experiments plain all    three settings, about 13 runs each, two minutes of a core
 
 The same images, network and batch as the private runs, no clip and no noise, and what one would
 do without them: momentum .9, a rate that falls to zero. A rate is judged by its mean over two seeds
 on held-out training images; the grid grows until its best rate has a neighbour on either side;
-then five seeds on the test set. "clipping" takes as many steps as the private runs of lesson 08,
+then five seeds on the test set. "clipping" takes as many steps as the private runs of lesson 09,
 "clipping, longer" ten times as many.
 """
 import sys

@@ -1,4 +1,4 @@
-"""What a start from public images buys (lesson 16): CIFAR-100 to CIFAR-10.
+"""What a start from public images buys (lesson 19): CIFAR-100 to CIFAR-10.
 
     python -m experiments public_start papernot   their networks, last layer, eps .32 to 2.12
     python -m experiments public_start heads      today's network: layers, units, views, batches

@@ -1,4 +1,4 @@
-"""Batch, steps and learning rate under one budget (lesson 09).
+"""Batch, steps and learning rate under one budget (lesson 10).
 
     python -m experiments scaling grid        accuracy over batch size and steps at eps = 3
     python -m experiments scaling papernot    256 x 40 epochs against 1024 x 7, Papernot et al. 2021

@@ -1,4 +1,4 @@
-"""A U-Net on scans of the retina, split by person (lesson 17).
+"""A U-Net on scans of the retina, split by person (lesson 20).
 
     python -m experiments segmentation pretrain    U-Net on phantoms; goes on where it was stopped
     python -m experiments segmentation guesses     majority, row of the pixel, phantoms alone

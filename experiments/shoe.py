@@ -1,4 +1,4 @@
-"""Which network is made for private training (lesson 15), after Papernot et al. 2021.
+"""Which network is made for private training (lesson 18), after Papernot et al. 2021.
 
     python -m experiments shoe activations   tanh and ReLU, each with its own rate and threshold
     python -m experiments shoe plain         the same networks without privacy
@@ -293,7 +293,7 @@ def sigma_of(n, batch_size, steps, budget):
 
 
 def carried(cell, **changes):
-    "The same run in another size: its rate is carried over as lesson 09 does."
+    "The same run in another size: its rate is carried over as lesson 10 does."
     new = cell | changes
     sizes = [(c["batch_size"], c["steps"], sigma_of(60_000, c["batch_size"], c["steps"],
                                                     c["budget"])) for c in (cell, new)]

@@ -1,6 +1,6 @@
 """`nbdev_test` as `make test` runs it: the same cells with the same flags, in two workers.
 
-    python tests/run_notebooks.py [nbs/05_trainer.ipynb]    all notebooks, or one
+    python tests/run_notebooks.py [nbs/06_trainer.ipynb]    all notebooks, or one
 
 They are forked from here, so that the course is imported once. No figure is rendered (IPython only
 prints what goes wrong there), and solutions are judged in tests/exercises; `make test-slow` runs

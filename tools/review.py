@@ -1,4 +1,4 @@
-"""What a reader may miss in a notebook: `make review NB=nbs/03_cost.ipynb`.
+"""What a reader may miss in a notebook: `make review NB=nbs/04_cost.ipynb`.
 
 Pictures that no words describe, and decimal numbers in the prose that no output shows: stale, or
 worked out in the sentence. Nothing here is an error; an author reads the list.

@@ -421,7 +421,7 @@ def test_the_copy_is_made_once(copy):
     kept = lesson.read_bytes()
     lesson.write_text("mine")
     (copy/exercises.PROGRESS).write_text('{"mine": 1}')
-    (copy/"01_definition.ipynb").unlink()
+    (copy/"01_promise.ipynb").unlink()
     assert student.make(copy) == 1  # what is missing comes back
     assert lesson.read_text() == "mine" and "mine" in (copy/exercises.PROGRESS).read_text()
     lesson.write_bytes(kept)

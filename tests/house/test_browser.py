@@ -308,21 +308,21 @@ def test_second_lesson(desk):
     desk.sees_pictures()
     desk.shot("index")
     desk.follow(re.compile("^01$"))
-    desk.ready("01_definition.ipynb")
+    desk.ready("01_promise.ipynb")
     desk.shot("lesson")
 
-    ran(desk, "01_definition")
+    ran(desk, "01_promise")
     desk.sees("Diagram(", "diagram")
     desk.sees("allowed(fpr, eps), 1", "figure")
     wrong = "def sum_moves(low, high):\n    return high - low, high - low"
     right = "def sum_moves(low, high):\n    return max(abs(low), abs(high)), high - low"
     wrongly_and_rightly(desk, "check_sum_moves", wrong, "her whole value", right)
-    shows_progress(desk, "01_definition", 4)
+    shows_progress(desk, "01_promise", 4)
 
 
 def test_a_copy_before_anything_has_run(desk):
     "Saved diagrams are drawn, guesses are folded, and closing an untouched notebook asks nothing."
-    desk.open("01_definition.ipynb")
+    desk.open("01_promise.ipynb")
     desk.sees("Diagram(", "untouched")
     desk.page.wait_for_timeout(3000)
     assert not desk.page.evaluate("window.jupyterapp.shell.currentWidget.context.model.dirty")
@@ -331,7 +331,7 @@ def test_a_copy_before_anything_has_run(desk):
 
 
 def test_a_build_wrong_and_right(desk):
-    desk.open("01_definition.ipynb")
+    desk.open("01_promise.ipynb")
     desk.menu("Run", "Run All Cells")
     desk.page.wait_for_timeout(1000)
     desk.idle(8)
@@ -355,8 +355,8 @@ def test_a_build_wrong_and_right(desk):
 
 
 def test_slider(desk):
-    desk.open("01b_gaussian.ipynb")
-    ran(desk, "01b_gaussian")
+    desk.open("02_gaussian.ipynb")
+    ran(desk, "02_gaussian")
     cell = desk.go("interact(draw")
     picture = cell.locator(".jp-OutputArea img").first
     before = picture.get_attribute("src")
@@ -371,24 +371,24 @@ def test_slider(desk):
 
 
 def test_by_hand_to_the_last_exercise(desk):
-    desk.open("02_by_hand.ipynb")
-    ran(desk, "02_by_hand")
+    desk.open("03_by_hand.ipynb")
+    ran(desk, "03_by_hand")
     desk.sees("Diagram(", "diagram")
-    answers_ = list(solutions("02_by_hand"))
+    answers_ = list(solutions("03_by_hand"))
     for check, code in answers_:
         said = desk.try_answer(check, code, check)
         assert "✗" not in said and "□" not in said and "■" in said, said
     built = sum("build" in cell.metadata.get("tags", [])
-                for cell in nbformat.read(ROOT/"nbs/02_by_hand.ipynb", 4).cells)
-    shows_progress(desk, "02_by_hand", len(answers_) + built, len(answers_))
+                for cell in nbformat.read(ROOT/"nbs/03_by_hand.ipynb", 4).cells)
+    shows_progress(desk, "03_by_hand", len(answers_) + built, len(answers_))
 
 
 def test_trainer(desk):
-    desk.open("05_trainer.ipynb")
+    desk.open("06_trainer.ipynb")
     desk.shot("lesson")
-    ran(desk, "05_trainer")
+    ran(desk, "06_trainer")
     desk.sees("Diagram(", "diagram")
     desk.sees('"Private accuracy nears', "figure")
     wrong = RIGHT_SUM.replace("in pieces]", "in pieces if len(u) == size]")
     wrongly_and_rightly(desk, "check_micro_sum", wrong, "the last rows are lost", RIGHT_SUM)
-    shows_progress(desk, "05_trainer", 4)
+    shows_progress(desk, "06_trainer", 4)

@@ -36,8 +36,8 @@ needs_browser = pytest.mark.skipif(
     not (CHROMIUM and importlib.util.find_spec("playwright"))
     and "DP_COURSE_BROWSER" not in os.environ,
     reason="no Playwright or no Chromium here: make test-docs installs both")
-SHOWN = ["index", "01_definition", "03_cost", "04_sampling", "08_clipping", "13_results",
-         "14_audit", "i_want", "from_opacus", "house", "workshop/index", "workshop/privacy/pld",
+SHOWN = ["index", "01_promise", "04_cost", "05_sampling", "09_clipping", "14_results",
+         "17_audit", "i_want", "from_opacus", "house", "workshop/index", "workshop/privacy/pld",
          "api/index", "api/privacy.accounting", "api/training.trainer", "genindex"]
 WIDEST = """Math.max(...['html', 'body', '.main', '.content', '.article-container', 'article']
     .flatMap(s => [...document.querySelectorAll(s)]).map(e => e.scrollWidth))"""
@@ -123,7 +123,7 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 def test_formulas_are_rendered(read, site):
-    text = (site/"html/03_cost.html").read_text(encoding="utf-8")
+    text = (site/"html/04_cost.html").read_text(encoding="utf-8")
     assert text.count("<math") > 5 and "<msup>" in text
     for name, page in read.items():
         left = re.findall(r"\$\$|\\(?:frac|sum|sigma|varepsilon|Big|text)\b", "".join(page.words))
@@ -213,14 +213,14 @@ def test_pages_fit_a_phone(chromium, server):
 def test_search_finds(chromium, server):
     tab, wrong = opened(chromium)
     tab.goto(f"{server}/search.html?q=poisson")
-    tab.wait_for_selector("#search-results li a[href*='04_sampling']", timeout=30_000)
+    tab.wait_for_selector("#search-results li a[href*='05_sampling']", timeout=30_000)
     assert not wrong
 
 
 @needs_browser
 def test_dark_mode(chromium, server):
     tab, wrong = opened(chromium, color_scheme="dark")
-    tab.goto(f"{server}/01_definition.html")
+    tab.goto(f"{server}/01_promise.html")
     colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, re.findall(r"\d+", colour)[:3])) < 80, colour
     filters = {kind: {tab.evaluate("i => getComputedStyle(i).filter", image)

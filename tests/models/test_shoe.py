@@ -185,7 +185,7 @@ def lesson(rows, monkeypatch):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     monkeypatch.setattr(plt, "show", lambda: None)
-    path = Path(__file__).resolve().parents[2]/"nbs/15_shoe.ipynb"
+    path = Path(__file__).resolve().parents[2]/"nbs/18_architecture.ipynb"
     imports, cells = code_of(path)
     names = {"everything": type("Data", (), {"name": "toys"}), "watches": {}}
     exec(imports, names)
