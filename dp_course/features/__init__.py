@@ -18,8 +18,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         emphasized feature_bound leafed leaves_cnn leaves_linear log_moduli part_averages
         parts_of_code patch_filters scatter_cnn weighed""",
     "pretraining": """
-        Pretraining ResumableRun align_uniform drawn_run judge leaf_stock normalized_features
-        pretrain_step probe public_accuracy public_images public_run public_step random_views""",
+        Pretraining ResumableRun align_uniform drawn_run leaf_stock pretrain_step
+        public_accuracy public_images public_run public_step random_views""",
     "public_nets": """
         NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
         load_public_net public_net transfer_cnn""",

@@ -56,11 +56,8 @@ from .pretraining import Pretraining as Pretraining
 from .pretraining import ResumableRun as ResumableRun
 from .pretraining import align_uniform as align_uniform
 from .pretraining import drawn_run as drawn_run
-from .pretraining import judge as judge
 from .pretraining import leaf_stock as leaf_stock
-from .pretraining import normalized_features as normalized_features
 from .pretraining import pretrain_step as pretrain_step
-from .pretraining import probe as probe
 from .pretraining import public_accuracy as public_accuracy
 from .pretraining import public_images as public_images
 from .pretraining import public_run as public_run

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['ResumableRun', 'random_views', 'align_uniform', 'Pretraining', 'leaf_stock', 'pretrain_step', 'drawn_run',
-           'normalized_features', 'probe', 'judge', 'public_images', 'public_step', 'public_accuracy', 'public_run',
-           'main']
+           'public_images', 'public_step', 'public_accuracy', 'public_run', 'main']
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #66d23c8c
 import json
@@ -14,7 +13,7 @@ import sys
 import time
 from collections import deque
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -24,12 +23,10 @@ import torch.nn.functional as F
 
 from ..basics import Parser, data_root, keep_memory, machine, pick_device, progress
 from ..data import leaf_images, load, views
-from .encoders import ENCODERS, encoder_features, save_encoder
+from .encoders import ENCODERS, load_start, save_encoder
 from .public_nets import TASKS, TRAININGS, PublicTraining, labels_of_task
-from ..gradients import PRECISIONS, FlatClip, settled_precision
-from ..models import linear_head
-from ..privacy import PrivacyPlan
-from ..training import Record, Trainer, code_version, load_checked, save_atomic
+from ..gradients import PRECISIONS, settled_precision
+from ..training import Record, code_version, load_checked, save_atomic
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #81129251
 _KIND = "dp_course pretraining 1"
@@ -41,19 +38,15 @@ class ResumableRun:
     config:object         # a dataclass of every number, `seed` and `precision` among them
     model:torch.nn.Module
     optimizer:torch.optim.Optimizer
-    step:object           # of a number: takes the step that has it, gives its loss
+    step:object           # takes the step of a number, and returns its loss
     steps:int             # in all
-    views:int             # images, or views of them, that a step shows
+    views:int             # images, or views of them, in a step
     path:Path             # of its files, without a suffix
     about:dict            # for record and encoder: preset, model, data, examples
-    judged:object = dict  # gives a dict: what else the last line of a record says
+    judged:object = dict  # () -> dict: what else the last line of a record says
     t:int = 0             # steps taken
     seconds:float = 0.    # of the processor, all threads together
-    begun:bool = False    # its files are there
-
-    def __str__(self):
-        return (f"{self.about['preset']}: {self.steps} steps of {self.views} views, "
-                f"{self.config.precision}; at step {self.t}")
+    resumes:bool = False  # its files are there already
 
     def file(self, suffix):
         return self.path.with_name(self.path.name + suffix)
@@ -61,12 +54,15 @@ class ResumableRun:
     def pick_up(self):
         "Go on with a checkpoint of the same settings."
         # FileNotFoundError: there is none. ValueError: it is damaged, or has other settings
-        state = self._kept()
+        path = self.file(".checkpoint")
+        state = load_checked(path, _KIND)
+        if json.loads(state["config"]) != asdict(self.config):
+            raise ValueError(f"{path} has other settings: {state['config']}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.t = state["t"]
         self.seconds = state["seconds"]
-        self.begun = True
+        self.resumes = True
         return self
 
     def work(
@@ -76,9 +72,10 @@ class ResumableRun:
         say=print,
     ):                    # last line of the record
         "Work on a training until it is done or the time is over."
-        # ValueError: another process works on it, or a loss is no number
-        t, busy = self.t, self.seconds
-        with closing(self._old_record() if self.begun else self._new_record()) as record:
+        # ValueError: another process works on it, or a loss is not finite
+        with closing(self._opened()) as record:
+            self._begin(record)
+            t, busy = self.t, self.seconds
             losses = self._steps(record, seconds, every, say)
             self.save()
             line = self._line(losses) | dict(finished=self.t == self.steps)
@@ -89,42 +86,34 @@ class ResumableRun:
             record.write("end", **line)
         return line
 
-    def save(self):
-        "Write checkpoint and encoder."
-        self._save_checkpoint()
-        about = self.about | dict(step=self.t, steps=self.steps)
-        save_encoder(self.model, self.config, self.views*self.t, self.file(".pt"), about)
+    def _opened(self):
+        "Open the record: until it is closed, no other process can work on this run."
+        if self.file(".checkpoint").exists() and not self.resumes:
+            raise ValueError(f"{self.path} is there already: pass --resume, or another --out")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return Record(self.file(".jsonl"), self.resumes)
 
-    def _new_record(self):
-        "Begin."
-        path = self.file(".jsonl")
-        if path.exists() or self.file(".checkpoint").exists():
-            raise ValueError(f"{path} is there already: pass --resume, or another --out")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        record = Record(path)
-        record.write("start", **self._first_line())
-        self._save_checkpoint()
-        self.begun = True
-        return record
-
-    def _old_record(self):
-        "Go on, alone."
-        record = Record(self.file(".jsonl"), resume=True)
-        kept = self._kept()["t"]
-        if kept != self.t:
-            record.close()
-            raise ValueError(f"{self.path} is at step {kept} by now, not at {self.t}: another "
-                             "process has worked on it; pick it up again")
-        record.write("resume", step=self.t, code=code_version(), machine=machine())
-        return record
+    def _begin(self, record):
+        "Write the first line of this slice."
+        if self.resumes:
+            self.pick_up()
+            record.write("resume", step=self.t, code=code_version(), machine=machine())
+        else:
+            record.write("start", **self._first_line())
+            self.save()
+            self.resumes = True
 
     def _steps(self, record, seconds, every, say):
-        "Take steps; give the losses of the last ones."
+        "Take steps; return the losses of the last ones."
         end = math.inf if seconds is None else time.perf_counter() + seconds
         losses, took, saved = deque(maxlen=200), 0., self.seconds
         while self.t < self.steps and (not losses or time.perf_counter() + took < end):
             wall, busy = time.perf_counter(), time.process_time()
-            losses.append(_checked(self.step(self.t), self.t))
+            loss = self.step(self.t)
+            if not math.isfinite(loss):
+                raise ValueError(f"the loss of step {self.t} is {loss}: begin again with a "
+                                 "smaller lr")
+            losses.append(loss)
             took = time.perf_counter() - wall
             self.seconds += time.process_time() - busy
             self.t += 1
@@ -135,6 +124,19 @@ class ResumableRun:
                 self.save()
                 say(f"{self.t} of {self.steps} steps, loss {line['loss']}, {self.seconds:.0f} s")
         return losses
+
+    def save(self):
+        "Write checkpoint and encoder."
+        save_atomic({
+            "kind": _KIND,
+            "config": json.dumps(asdict(self.config)),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "t": self.t,
+            "seconds": self.seconds,
+        }, self.file(".checkpoint"))
+        about = self.about | dict(step=self.t, steps=self.steps)
+        save_encoder(self.model, self.config, self.views*self.t, self.file(".pt"), about)
 
     def _first_line(self):
         "What is known before the first step."
@@ -151,39 +153,14 @@ class ResumableRun:
         )
 
     def _line(self, losses):
-        "Where it stands, with the losses of the last steps."
+        "Where the run is, with the mean of its last losses."
         loss = round(sum(losses)/len(losses), 5) if losses else None
         return dict(step=self.t, views=self.views*self.t, loss=loss,
                     seconds=round(self.seconds, 1))
 
-    def _save_checkpoint(self):
-        "Write all that is needed to go on."
-        save_atomic({
-            "kind": _KIND,
-            "config": json.dumps(asdict(self.config)),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "t": self.t,
-            "seconds": self.seconds,
-        }, self.file(".checkpoint"))
-
-    def _kept(self):
-        "The checkpoint, if it is of the same settings."
-        path = self.file(".checkpoint")
-        state = load_checked(path, _KIND)
-        if json.loads(state["config"]) != asdict(self.config):
-            raise ValueError(f"{path} has other settings: {state['config']}")
-        return state
-
 
 def _device(model):
     return next(model.parameters()).device
-
-
-def _checked(loss, t):
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss of step {t} is {loss}: begin again with a smaller lr")
-    return loss
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #cd6525ca
 def _uniform(generator, low, high, *shape):
@@ -279,15 +256,10 @@ class Pretraining:
     precision:str = "auto"      # bf16 where it is faster, else float32
 
     def __post_init__(self):
-        if self.model not in ENCODERS:
-            raise ValueError(f"no encoder {self.model!r}: pass one of {', '.join(ENCODERS)}")
         if self.batch_size < 2 or self.images < self.batch_size or self.views < 2*self.batch_size:
             raise ValueError(f"batch_size={self.batch_size}, images={self.images}, "
                              f"views={self.views}: pass 2 <= batch_size <= images, and enough "
                              "views for one step")
-        if self.size < 8 or self.outputs < 1 or not self.lr > 0:
-            raise ValueError(f"size={self.size}, outputs={self.outputs}, lr={self.lr}: pass "
-                             "size >= 8, outputs >= 1 and lr > 0")
         # settled once: a checkpoint and a record say which it was
         object.__setattr__(self, "precision", settled_precision(self.precision))
 
@@ -336,8 +308,8 @@ def _in_precision(config, model):
                           enabled=config.precision == "bf16")
 
 
-def _descended(loss, optimizer, lr):
-    "Take an ordinary step at a learning rate; give the loss."
+def _descend(loss, optimizer, lr):
+    "Take an ordinary step at a learning rate, and return the loss."
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.zero_grad()
@@ -360,91 +332,32 @@ def pretrain_step(
     both = torch.cat([random_views(x, generator), random_views(x, generator)])
     with _in_precision(config, model):
         outputs = model(both)
-    return _descended(align_uniform(*outputs.chunk(2)), optimizer, config.rate(t))
+    return _descend(align_uniform(*outputs.chunk(2)), optimizer, config.rate(t))
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #1f74d25a
 def drawn_run(
     config:Pretraining,
-    stock,               # as from `leaf_stock`; None: to be judged only
+    stock,               # as from `leaf_stock`
     out="out",           # folder
     device="cpu",        # as for `torch.device`
+    start="",            # an encoder to begin with, as for `find_start`
 ):                       # `ResumableRun`
     "Prepare a pre-training on drawn images."
-    model = config.network().to(device)
+    model = config.network()
+    about = dict(preset=f"pretrain-{config.model}", model=config.model,
+                 data="synthetic leaves, textured", examples=config.images)
+    if start:
+        before = load_start(model, start)
+        about["start"] = dict(name=str(start), views=before["views_seen"])
+    model = model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), config.lr, config.momentum,
                                 weight_decay=config.weight_decay)
     step = partial(pretrain_step, config, model, optimizer, stock)
     path = Path(out)/f"pretrain-{config.model}-{config.seed}"
-    about = dict(preset=f"pretrain-{config.model}", model=config.model,
-                 data="synthetic leaves, textured", examples=config.images)
     return ResumableRun(config, model, optimizer, step, config.steps, 2*config.batch_size, path,
                         about)
 
-# %% ../../nbs/workshop/features/pretraining.ipynb #e7a0230f
-def normalized_features(
-    model,
-    *images,   # (n,c,h,w) uint8, each
-):             # one (n,f) tensor each; on leaves a row has about the length 125
-    "Describe images so that every feature has mean 0 and one and the same std on leaves."
-    size = images[0].shape[-1]
-    leaves = encoder_features(model, leaf_images(500, size, seed=1, textured=True))
-    mean, std = leaves.mean(0), leaves.std(0)
-    std = std.clamp(min=.01*std.mean() + 1e-6)  # a feature that is dead on leaves stays small
-    scale = 125/math.sqrt(leaves.shape[1])  # as long as the scattering features of lesson 11
-    return [scale*(encoder_features(model, x) - mean)/std for x in images]
-
-# %% ../../nbs/workshop/features/pretraining.ipynb #7783c4cf
-def probe(
-    model,           # its weights are what is judged
-    data,            # `Examples` of images, a validation split as test part
-    plan,            # `PrivacyPlan`
-    rates=(2., 4.),  # learning rates: the better one counts
-):                      # dict: accuracy per rate
-    "Train a private linear model on a frozen encoder's features."
-    x, test_x = normalized_features(model, data.train_x, data.test_x)
-    features = data.replace(train_x=x, test_x=test_x, normalize=None, probe=None)
-    found = {}
-    for lr in rates:
-        head = linear_head(x.shape[1:], len(data.classes))
-        trainer = Trainer(
-            head,
-            features,
-            plan,
-            optimizer=partial(torch.optim.SGD, lr=lr, momentum=.9),
-            clip=FlatClip(.3),
-            seed=0,
-            micro_batch=1024,
-        )
-        found[lr] = trainer.fit().evaluate()
-    return found
-
-# %% ../../nbs/workshop/features/pretraining.ipynb #9ed0db14
-def judge(
-    run:ResumableRun,  # as from `drawn_run`
-    root=None,         # folder of the data sets
-    n_val:int=5000,    # held-out training images
-    train:int=45_000,  # training images
-    steps:int=120,
-    say=print,
-):                    # dict, which is also a line of the record
-    "Compare the encoder with the random one that it began as, on CIFAR-10's validation split."
-    data = load("cifar10", root).split(n_val)
-    data = data.replace(train_x=data.train_x[:train], train_y=data.train_y[:train])
-    n = len(data)
-    plan = PrivacyPlan(n=n, batch_size=.16384*n, steps=steps, eps=3., delta=1e-5)
-    found = {}
-    for name, model in (("pretrained", run.model), ("random", run.config.network())):
-        found[name] = max(probe(model, data, plan).values())
-        say(f"{name}: {found[name]:.4f} on {n_val} held-out images, private linear model")
-    views = 2*run.config.batch_size*run.t
-    line = dict(step=run.t, views=views, probe=found, n=n, eps=3., rates_tried=2, probe_seed=0)
-    line["finished"] = run.t == run.config.steps
-    with closing(Record(run.file(".jsonl"), resume=True)) as record:
-        record.write("end", **line)
-    return line
-
 # %% ../../nbs/workshop/features/pretraining.ipynb #5d14730e
-@lru_cache(maxsize=1)
 def public_images(
     task:str,    # a key of `TASKS`
     root=None,   # folder of the data sets
@@ -459,14 +372,17 @@ def public_images(
     return data.replace(**parts, classes=tuple(map(str, range(TASKS[task][1]))))
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #fd3e21cc
+@lru_cache(maxsize=2)
+def _order(seed, n, epoch):
+    "In which order an epoch shows n examples."
+    generator = torch.Generator().manual_seed(1_000_003*(seed + 1) + epoch)
+    return torch.randperm(n, generator=generator)
+
+
 def _chosen(config, n, t):
     "Which examples step t sees: epoch by epoch a new order."
-    places = torch.arange(t*config.batch_size, (t + 1)*config.batch_size)
-    orders = {}
-    for epoch in (places//n).unique().tolist():
-        generator = torch.Generator().manual_seed(1_000_003*(config.seed + 1) + epoch)
-        orders[epoch] = torch.randperm(n, generator=generator)
-    return torch.stack([orders[int(p)//n][int(p) % n] for p in places])
+    places = range(t*config.batch_size, (t + 1)*config.batch_size)
+    return torch.stack([_order(config.seed, n, place//n)[place % n] for place in places])
 
 
 def public_step(
@@ -484,7 +400,7 @@ def public_step(
     x, y = x.to(_device(model), memory_format=torch.channels_last), y.to(_device(model))
     with _in_precision(config, model):
         output = model(x)
-    return _descended(F.cross_entropy(output.float(), y), optimizer, config.rate(t, steps))
+    return _descend(F.cross_entropy(output.float(), y), optimizer, config.rate(t, steps))
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #6e9938a8
 @torch.no_grad()
@@ -529,16 +445,7 @@ def public_run(
                         Path(out)/config.name, about, judged)
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #9e32ebf7
-def _count(text):
-    "Read a number such as 2e6."
-    # ValueError: no number, or an infinite one
-    return int(float(text)) if math.isfinite(float(text)) else int(text)
-
-
-_count.__name__ = "number"  # so argparse calls it
-
-
-_OPTIONS = ("views", "epochs", "batch_size", "images", "size", "lr", "seed", "precision")
+_SETTINGS = ("views", "epochs", "batch_size", "images", "size", "lr", "seed", "precision")
 
 
 def _parser():
@@ -547,17 +454,15 @@ def _parser():
                     description="Learn first weights from drawings or from public images.")
     parser.add_argument("name", nargs="?", default="resnet20", choices=[*ENCODERS, *TRAININGS],
                         help="a network for drawings, or a public training")
-    parser.add_argument("--views", type=_count, help="of drawings, in all (default 4e6)")
+    parser.add_argument("--views", type=float, help="of drawings, in all (default 4e6)")
     parser.add_argument("--epochs", type=float, help="of public images")
     parser.add_argument("--batch-size", type=int, help="images a step")
     parser.add_argument("--images", type=int, help="drawings in stock")
     parser.add_argument("--size", type=int, help="pixels of a drawing each way")
     parser.add_argument("--lr", type=float, help="highest learning rate")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--precision", choices=PRECISIONS)
-    parser.add_argument("--probe", action="store_true",
-                        help="judge the checkpoint in --out: four private runs at eps 3 on "
-                             "CIFAR-10's training images")
+    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
+    parser.add_argument("--start", default="", help="an encoder to begin with, for drawings")
     parser.add_argument("--device", metavar="D",
                         help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
     parser.add_argument("--data", metavar="DIR", help="folder of data sets")
@@ -567,42 +472,39 @@ def _parser():
     return parser
 
 
-def _settings(args):
-    "Every number of the training that is asked for: its own, and what was said."
-    told = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    usual = TRAININGS[args.name] if args.name in TRAININGS else Pretraining(args.name)
-    told["precision"] = settled_precision(args.precision or "auto", pick_device(args.device))
-    for name in told:
-        if not hasattr(usual, name):
-            kind = "public images" if args.name in TRAININGS else "drawings"
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} is not for {args.name}, which learns from {kind}")
-    return replace(usual, **told)
+def _config(args):
+    "Every number of the training that is asked for: its own, and those on the command line."
+    public = args.name in TRAININGS
+    usual = TRAININGS[args.name] if public else Pretraining(args.name)
+    asked = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    asked["precision"] = settled_precision(args.precision, pick_device(args.device))
+    if "views" in asked:
+        asked["views"] = int(asked["views"])
+    known = {field.name for field in fields(usual)}
+    for name in asked.keys() - known:
+        kind = "public images" if public else "drawings"
+        option = name.replace("_", "-")
+        raise ValueError(f"--{option} is not for {args.name}, which learns from {kind}")
+    return replace(usual, **asked)
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #5af6c0da
 def _prepared(args):
     "The run that is asked for, at its first step."
-    config = _settings(args)
-    device = "cpu" if args.probe else pick_device(args.device)
-    if args.name in TRAININGS:
-        return public_run(config, public_images(config.task, args.data), args.out, device)
-    return drawn_run(config, None if args.probe else leaf_stock(config), args.out, device)
+    config, device = _config(args), pick_device(args.device)
+    if args.name not in TRAININGS:
+        return drawn_run(config, leaf_stock(config), args.out, device, args.start)
+    if args.start:
+        raise ValueError(f"--start is not for {args.name}, which learns from public images")
+    return public_run(config, public_images(config.task, args.data), args.out, device)
 
 
-def _asked_for(args):
-    "Work, or judge."
-    if args.probe and args.name in TRAININGS:
-        raise ValueError(f"--probe is for encoders of drawings: {args.name} learns from public "
-                         "images, and its record says how often it is right on these")
+def _work(args):
     run = _prepared(args)
-    if args.resume or args.probe:
+    if args.resume:
         run.pick_up()
-    if args.probe:
-        judge(run, args.data)
-        return
-    print(run, flush=True)
-    end = run.work(args.time_limit, say=partial(print, flush=True))
-    print(json.dumps(end))
+    print(f"{run.about['preset']}: {run.steps} steps of {run.views} views, "
+          f"{run.config.precision}; at step {run.t}", flush=True)
+    print(json.dumps(run.work(args.time_limit, say=partial(print, flush=True))))
 
 
 def main(
@@ -611,7 +513,7 @@ def main(
     "Run `dp-pretrain`."
     keep_memory()
     try:
-        _asked_for(_parser().parse_args(argv))
+        _work(_parser().parse_args(argv))
         return 0
     except (ValueError, OSError) as error:
         print("dp-pretrain:", *str(error).split(), file=sys.stderr)
