@@ -18,11 +18,20 @@ import torch
 
 from dp_course.basics import keep_memory
 from dp_course.data import leaf_images, load
-from dp_course.features import Pretraining, drawn_run, encoder_features
+from dp_course.features import Pretraining, drawn_run, encoder_parts
 from dp_course.gradients import FlatClip
 from dp_course.models import linear_head
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import Record, Trainer, load_checked
+
+
+def encoder_features(model, x, chunk=128):
+    "(n,f): the parts of every image, described by a frozen encoder."
+    rows = []
+    for some in x.split(chunk):
+        parts = encoder_parts(model, some)
+        rows.append(torch.cat([m.flatten(1) for m in parts], 1))
+    return torch.cat(rows)
 
 
 def normalized_features(

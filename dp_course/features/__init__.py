@@ -4,15 +4,15 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "cache": """
-        cached_features digest image_parts in_tensors""",
+        cached_features digest image_parts in_tensors with_features""",
     "deflation": """
         CosineNet DeepMaps DeepRecipe DeflatedRows Deflation LogScattering SecondLayer
         cosine_grad_sum deflated leaves_deflated loud_directions random_projection soft_leaves
         two_kinds""",
     "encoders": """
-        ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_features encoder_parts
-        encoder_state encoder_words find_start is_small load_encoder load_start load_whole
-        low_precision save_encoder stage_maps""",
+        ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_parts encoder_state encoder_words
+        find_start is_small load_encoder load_start load_whole low_precision save_encoder
+        stage_maps""",
     "patches": """
         LeafFeatures LeafNet LeafRecipe ParallelSum Patches WEIGHTS buy_mean clipped_mean
         emphasized feature_bound leafed leaves_cnn leaves_linear log_moduli part_averages
@@ -26,9 +26,10 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "scattering": """
         private_channel_stats""",
     "scattering_transform": """
-        Scattering ScatteringFeatures ScatteringRecipe crop_spectrum filter_and_subsample
-        filter_bank gabor morlet scattered""",
+        Scattering ScatteringFeatures ScatteringRecipe Unit channel_unit crop_spectrum
+        filter_and_subsample filter_bank gabor morlet place_unit scattered""",
     "transfer": """
-        Adapter Centre MOVING PUBLIC PublicFeatures PublicMetric describe fixed_views new_head
-        public_featured public_rows said_by_layers train_only untrained_features with_adapters""",
+        Adapter Centre MOVING PUBLIC PublicFeatures PublicMetric describe fixed_views
+        layer_features new_head public_featured public_rows train_only untrained_features
+        with_adapters""",
 })

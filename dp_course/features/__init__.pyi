@@ -2,6 +2,7 @@ from .cache import cached_features as cached_features
 from .cache import digest as digest
 from .cache import image_parts as image_parts
 from .cache import in_tensors as in_tensors
+from .cache import with_features as with_features
 from .deflation import CosineNet as CosineNet
 from .deflation import DeepMaps as DeepMaps
 from .deflation import DeepRecipe as DeepRecipe
@@ -21,7 +22,6 @@ from .encoders import ENCODERS as ENCODERS
 from .encoders import EncoderMaps as EncoderMaps
 from .encoders import MADE_BY as MADE_BY
 from .encoders import encoded as encoded
-from .encoders import encoder_features as encoder_features
 from .encoders import encoder_parts as encoder_parts
 from .encoders import encoder_state as encoder_state
 from .encoders import encoder_words as encoder_words
@@ -77,11 +77,14 @@ from .scattering import private_channel_stats as private_channel_stats
 from .scattering_transform import Scattering as Scattering
 from .scattering_transform import ScatteringFeatures as ScatteringFeatures
 from .scattering_transform import ScatteringRecipe as ScatteringRecipe
+from .scattering_transform import Unit as Unit
+from .scattering_transform import channel_unit as channel_unit
 from .scattering_transform import crop_spectrum as crop_spectrum
 from .scattering_transform import filter_and_subsample as filter_and_subsample
 from .scattering_transform import filter_bank as filter_bank
 from .scattering_transform import gabor as gabor
 from .scattering_transform import morlet as morlet
+from .scattering_transform import place_unit as place_unit
 from .scattering_transform import scattered as scattered
 from .transfer import Adapter as Adapter
 from .transfer import Centre as Centre
@@ -91,10 +94,10 @@ from .transfer import PublicFeatures as PublicFeatures
 from .transfer import PublicMetric as PublicMetric
 from .transfer import describe as describe
 from .transfer import fixed_views as fixed_views
+from .transfer import layer_features as layer_features
 from .transfer import new_head as new_head
 from .transfer import public_featured as public_featured
 from .transfer import public_rows as public_rows
-from .transfer import said_by_layers as said_by_layers
 from .transfer import train_only as train_only
 from .transfer import untrained_features as untrained_features
 from .transfer import with_adapters as with_adapters
