@@ -7,7 +7,6 @@ __all__ = ['Examples', 'as_examples']
 
 # %% ../../nbs/workshop/data/examples.ipynb #cd216a53
 import math
-from collections.abc import Iterable
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -96,7 +95,7 @@ def _refuse_kind(name, x):
         raise ValueError(f"{name} is a {type(x).__name__} without index or length: coins need rows "
                          "that can be asked for by number. Pass a map-style Dataset")
     for leaf in () if _is_items(x) else leaves(x):
-        if not (isinstance(leaf, torch.Tensor) or _is_array(leaf)):
+        if not (isinstance(leaf, torch.Tensor) or _is_array(leaf)) or not leaf.shape:
             raise ValueError(f"{name} holds a {type(leaf).__name__}: pass tensors or arrays with "
                              "one row per example, dicts or tuples of them, or a Dataset")
 
