@@ -62,14 +62,14 @@ def _file_of(path, name):
     return Path(f"{path}.{name}.npy")
 
 
-def _new_file(path, name, shape):
-    "Begin the file of one map."
-    file = _file_of(path, name)
-    file.unlink(missing_ok=True)  # another process may still read the old one
-    opened = open(file, "wb")
+def _new_file(stack, path, name, shape):
+    "Begin the file of one map; the stack closes it."
+    path = _file_of(path, name)
+    path.unlink(missing_ok=True)  # another process may still read the old one
+    file = stack.enter_context(open(path, "wb"))
     header = {"descr": "<f2", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(opened, header)
-    return opened
+    np.lib.format.write_array_header_1_0(file, header)
+    return file
 
 
 def _on_disk(chunks, n, path):
@@ -81,8 +81,7 @@ def _on_disk(chunks, n, path):
         for chunk in chunks:
             for name, m in chunk.items():
                 if name not in files:
-                    shape = (n, *m.shape[1:])
-                    files[name] = stack.enter_context(_new_file(path, name, shape))
+                    files[name] = _new_file(stack, path, name, (n, *m.shape[1:]))
                 files[name].write(np.ascontiguousarray(m))
     maps = {name: np.load(_file_of(path, name), mmap_mode="r") for name in files}
     path.write_text(json.dumps({name: digest(array) for name, array in maps.items()}))
