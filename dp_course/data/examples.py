@@ -384,7 +384,7 @@ class Examples:
         generator,         # `torch.Generator`; its device is where the rows are made
         scale:float=1.,    # size of floats and pixels; ids and labels keep their range
     ):                     # x, y: raw rows as from `rows`
-        "Make up rows that are nobody's, of the right shapes and types."
+        "Make up rows of the right shapes and types."
         # ValueError: `probe` returned another number of rows
         if not self.probe:
             x, y, seen = self._seen

@@ -101,7 +101,7 @@ def random_projection(
     o:int,  # numbers that come out
     seed:int=0,
 ):          # (i,o): keeps lengths on average
-    "Draw directions from nobody's data."
+    "Draw random directions."
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(i, o, generator=generator)/math.sqrt(i)
 

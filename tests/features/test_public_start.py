@@ -27,7 +27,7 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.data import Examples, load
 from dp_course.data import datasets as data_module
-from dp_course.features import load_start, save_encoder
+from dp_course.features import cache, load_start, save_encoder
 from dp_course.features import pretraining as N
 from dp_course.features import transfer as P
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
@@ -312,7 +312,7 @@ def test_each_network_and_each_reading_has_a_file(as_if_there, monkeypatch):
     assert [x.shape[1] for x in found] == [2048] + 4*[1024]
     assert len(list((as_if_there/"features").glob("*.npy"))) == 5
     assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
-    monkeypatch.setattr(P, "PublicFeatures", None)  # nothing is computed again
+    monkeypatch.setattr(cache, "_described", None)  # nothing is computed again
     assert torch.equal(FEATURES["public-net"](photographs()).train_x, found[0])
 
 
