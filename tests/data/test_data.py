@@ -103,6 +103,9 @@ def test_split_of_every_kind(kind, tmp_path):
     order = torch.randperm(N, generator=gen(1))
     assert same(rest, (X[order[4:].sort().values], Y[order[4:].sort().values]))
     assert same(held, (X[order[:4].sort().values], Y[order[:4].sort().values]))
+    for n_val in (0, N, -3):
+        with pytest.raises(ValueError, match="n_val"):
+            d.split(n_val)
     again = s.split(3)  # a part of a part
     assert len(again) == 5 and same(again.rows(torch.tensor([1])), again.rows(torch.tensor([1])))
 
@@ -321,23 +324,6 @@ def test_digits_are_real_and_split_the_same_way_for_everybody():
     assert fingerprint == "f6efd92ff8527d484f53542a9c7e1437"
 
 
-def test_split_holds_out_training_examples_only():
-    d = load("digits")
-    s = d.split(237, seed=1)
-    assert len(s.train_x) == len(s.train_y) == 1200 and len(s.test_x) == len(s.test_y) == 237
-
-    def key(x, y):
-        return sorted((a.numpy().tobytes(), int(b)) for a, b in zip(x, y))
-    both = key(torch.cat([s.train_x, s.test_x]), torch.cat([s.train_y, s.test_y]))
-    assert both == key(d.train_x, d.train_y)
-    assert torch.equal(s.test_x, d.split(237, seed=1).test_x)
-    assert not torch.equal(s.test_x, d.split(237, seed=2).test_x)
-    assert s.mean == d.mean and s.classes == d.classes
-    for n_val in (0, 1437, -3):
-        with pytest.raises(ValueError, match="n_val"):
-            d.split(n_val)
-
-
 # load: real sets
 
 REAL = {"mnist": (60_000, 1, 28, 28), "fashion": (60_000, 1, 28, 28),
@@ -483,22 +469,6 @@ def test_damaged_files_beside_a_missing_one_are_not_taken_for_an_absent_set(tiny
     next(path for path in others if path != tiny/file).unlink()
     with pytest.raises(DataError, match="is missing"):
         best_available("mnist", root=tiny)
-
-
-def test_missing_file_is_named(tiny):
-    (tiny/"MNIST/raw/train-images-idx3-ubyte").unlink()
-    with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte is missing") as e:
-        load("mnist", root=tiny)
-    assert "t10k" not in str(e.value)
-
-
-def test_legacy_torchvision_cache_is_not_read(tiny):
-    "torchvision's own class would return the nine zeros, unchecked."
-    folder = tiny/"MNIST/processed"
-    folder.mkdir()
-    for name in ("training.pt", "test.pt"):
-        torch.save((torch.zeros(9, 28, 28, dtype=torch.uint8), torch.zeros(9).long()), folder/name)
-    assert len(load("mnist", root=tiny).train_x) == 3
 
 
 def test_download_replaces_a_damaged_file(tiny, monkeypatch):

@@ -2,7 +2,7 @@
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -33,7 +33,6 @@ from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import HeadFirst, Record, Trainer, read_record, save_atomic
-from experiments import leaves as recipe
 from experiments import pretraining as judged
 
 by = pytest.mark.parametrize
@@ -93,17 +92,6 @@ def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
     patches /= (patches.square().mean(1, keepdim=True) + .04**2).sqrt()
     spread = (patches @ filters.flatten(1).double().T).var(0)
     assert spread.max()/spread.min() < 3  # before the whitening directions differ a thousandfold
-
-
-def test_features_are_of_each_image_alone():
-    d = first_digits()
-    describe = L.LeafFeatures(FEW, d.train_x.shape[1:])
-    f = describe(d.train_x[:6])
-    assert {name: tuple(m.shape) for name, m in f.items()} == {
-        "scatter": (6, 81, 2, 2), "patches": (6, 40, 3, 3)}
-    others = describe(torch.cat([d.train_x[4:5], 255 - d.train_x]))
-    assert all(torch.equal(others[name][0], f[name][4]) for name in f)
-    assert all(m.isfinite().all() and m.dtype == torch.float16 for m in f.values())
 
 
 @pytest.fixture(scope="module")
@@ -290,18 +278,7 @@ def test_a_verdict_goes_into_the_record(stock, tmp_path):
     assert read_record(run.file(".jsonl"))[-1]["probe"] == line["probe"]
 
 
-@by("bad", [dict(batch_size=1), dict(views=10), dict(precision="half")])
-def test_impossible_settings_are_refused(bad):
-    with pytest.raises(ValueError, match="pass"):
-        P.Pretraining(**bad)
-
-
 # -- an encoder's maps -----------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class SimpleToy:
-    model: str = "transfer_cnn"
-
 
 def large_digits(n=12, held=4):
     d = first_digits(n, held)
@@ -343,14 +320,6 @@ def test_an_encoder_looks_at_one_image_at_a_time():
         near(describe(x[:6].flip(-1))[name].float(), m.float(), 2e-2)
     grey = E.EncoderMaps("", (1, 32, 32), 30)
     near(grey(x[:6, :1])["encoder3"].float(), found["encoder3"].float(), 2e-2)
-
-
-def test_what_is_no_encoder_for_images_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no encoder"):
-        E.encoded(large_digits(), str(tmp_path/"none.pt"), FEW, tmp_path)
-    save_encoder(resnet20(), SimpleToy(), 10, tmp_path/"other.pt")
-    with pytest.raises(ValueError, match="transfer_cnn.*dp-pretrain"):
-        E.load_encoder(str(tmp_path/"other.pt"))
 
 
 # -- the head first ------------------------------------------------------------------------------
@@ -457,31 +426,12 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
     assert "mean of the features" in last["statement"]
 
 
-@pytest.mark.slow
-@by("preset, given", [("resnet20-cpu-eps3-fast", {}),
-                      ("resnet20-synthetic-eps3-fast", dict(head_steps=2))])
-def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
-    config = make_config(preset, **given)
-    for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
-                Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
-        end = train(job, say=lambda line: None, show=False)
-    assert end["finished"] and end["step"] == 3
-
-
 def test_a_start_is_loaded_by_the_command(tmp_path):
     model = resnet20(classes=8, in_channels=1)
     save_encoder(model, TOY, 10, tmp_path/"start.pt")
     config = make_config("resnet20-cpu-eps3-fast", start=str(tmp_path/"start.pt"))
     made = make_trainer(config, load("digits"), seed=0).model
     near(encoder_state(made), encoder_state(model), 1e-2)
-
-
-@by("part", list(recipe.PARTS))
-def test_a_recipe_lists_each_setting_once(part):
-    cells = recipe.PARTS[part]([])
-    keys = list(map(recipe.key, cells))
-    assert len(set(keys)) == len(keys) >= 2
-    assert all(recipe.config_of_cell(cell).n_val == 5000 for cell in cells)
 
 
 @pytest.mark.parametrize("argv", [["foo"], ["resnet20", "--views", "many"]])

@@ -27,12 +27,11 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.data import Examples, load
 from dp_course.data import datasets as data_module
-from dp_course.features import cache, load_start, save_encoder
+from dp_course.features import cache, save_encoder
 from dp_course.features import pretraining as N
 from dp_course.features import transfer as P
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
-from dp_course.models import resnet20
-from dp_course.training import flat_row, read_record
+from dp_course.training import read_record
 from experiments import harness
 from experiments import public_start as recipe
 
@@ -59,12 +58,6 @@ def test_a_public_training_learns_and_says_so(trained):
     assert lines[-1]["finished"] and lines[-1]["public_accuracy"] > .6
     losses = [line["loss"] for line in lines if line["kind"] == "epoch"]
     assert losses[-1] < losses[0]
-
-
-def test_a_public_encoder_offered_to_another_network_is_refused_by_name(trained):
-    run, out = trained
-    with pytest.raises(ValueError, match=f"{run.config.net}: it does not fit this network"):
-        load_start(resnet20(), out/"small.pt")
 
 
 def test_every_example_is_seen_once_an_epoch():
@@ -121,23 +114,6 @@ def test_engines_are_exact_on_what_moves(what):
 
 
 # -- features --------------------------------------------------------------------------------------
-
-def test_features_of_an_image_depend_on_it_alone(trained):
-    run, _ = trained
-    data = digits_between(5, 10)
-    all_of_them = P.describe(run.model.eval(), data, data.train_x[:9], k=4)
-    alone = P.describe(run.model, data, data.train_x[4:5], k=4)
-    near(all_of_them[4:5].float(), alone.float(), .05)
-
-
-def test_the_metric_sees_public_images_only():
-    g = generator()
-    z = torch.randn(300, 6, generator=g) + 2
-    metric = P.PublicMetric(z, power=.5, ridge=0.)
-    near(metric(z).T.cov(correction=0), torch.eye(6), 1e-3)
-    one = torch.randn(6, generator=g)
-    near(metric(one), metric(torch.stack([one, 100*one]))[0], 1e-5)
-
 
 def test_another_file_is_no_public_net(tmp_path):
     from dp_course.training import save_atomic
@@ -345,31 +321,6 @@ def test_a_public_start_is_called_public():
 
 
 # -- the sweep -------------------------------------------------------------------------------------
-
-def made_up_parts(n=600, f=20, k=2):
-    g = generator()
-    centres = 2*torch.randn(10, f, generator=g)
-    y = torch.arange(n) % 10
-    x = centres[y][:, None] + torch.randn(n, k, f, generator=g)
-    return dict(train=x[:500].half(), train_y=y[:500], test=x[500:].half(), test_y=y[500:])
-
-
-@pytest.mark.parametrize("change", [{}, dict(k=2), dict(k=2, mean=False)])
-def test_a_head_learns(change):
-    cell = recipe.head_cell("public-net", lr=2., eps=50., steps=30, **change)
-    (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
-    assert end["test_accuracy"] > .6 and end["eps_pld"] <= 50
-    assert start["config"]["net"] == "public-net" and start["plan"]["delta"] == 1e-5
-    row = flat_row([start, end])
-    assert recipe.key(row) == recipe.key(cell | dict(stage="final")), "it would never end"
-
-
-def test_without_privacy_the_features_hold_more():
-    cell = recipe.head_cell("public-net") | dict(kind_of_run="plain", eps=None, lr=.05)
-    (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
-    assert start["plan"] is None and end["test_accuracy"] > .8
-    assert recipe.key(flat_row([start, end])) == recipe.key(cell | dict(stage="final"))
-
 
 def finished(part, of):
     "What a part asks for when everything that it asks for gets done."

@@ -9,7 +9,7 @@ from make_kymatio_reference import CASES, image
 from toys import loss
 
 from dp_course.cli import Job, make_config, train
-from dp_course.data import Examples, Views, dead_leaves, load
+from dp_course.data import Examples, Views, load
 from dp_course.features import (
     Scattering,
     ScatteringRecipe,
@@ -138,22 +138,6 @@ def test_network_has_the_gradients_of_the_loop(shape, views):
         assert (got[1] - want[1]).abs().max() < 1e-9
 
 
-def test_weight_decides_who_fills_the_bound():
-    "At the start only the last layers have gradients; the linear model's scales with `weight`."
-    x, y = randn(6, 9, 4, 4).float(), torch.arange(6) % 4
-
-    def parts(weight):
-        torch.manual_seed(0)
-        model = scatter_cnn(x.shape[1:], 4, weight=weight)
-        _, norms = fast_grad_sum(model, loss, x, y, FlatClip(1.))
-        return norms[0], norms[2:]
-
-    whole, rest = parts(1.)
-    tenth, same = parts(.1)
-    assert torch.allclose(tenth, .1*whole, rtol=1e-5)
-    assert torch.allclose(rest, same) and rest.norm() > 0
-
-
 # -- what is released ------------------------------------------------------------------------------
 
 def test_private_statistics_move_by_no_more_than_they_promise():
@@ -234,20 +218,6 @@ def test_releases_are_paid_for():
     assert eps(4.45) > 3.06
 
 
-def test_constants_are_public():
-    "The features of an image depend on no other image, and the constants on no image at all."
-    x = load("digits").train_x[:8]
-    recipe = ScatteringRecipe(J=1, synthetic=30)
-    f = recipe.features(x)
-    assert f.dtype == torch.float16 and f.shape == (8, 9, 4, 4)
-    among_others = torch.cat([x[3:4], 255 - x])
-    assert torch.equal(recipe.features(among_others)[0], f[3])
-    assert recipe.features(x[:0]).shape == (0, 9, 4, 4)
-    assert torch.equal(dead_leaves(3), dead_leaves(3)) and dead_leaves(3).std() > .05
-    mirrored = recipe.features(x.flip(-1))  # mirror images have the same features
-    assert torch.allclose(mirrored.float(), f.float(), atol=2e-3)
-
-
 # -- data sets of features ------------------------------------------------------------------------
 
 SMALL = ScatteringRecipe(synthetic=50)
@@ -264,14 +234,6 @@ def few():
 def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     return folder, scattered(few(), SMALL, folder)
-
-
-def test_another_recipe_is_another_file(digits, tmp_path):
-    _, want = digits
-    scattered(few(), SMALL, tmp_path)
-    other = scattered(few(), ScatteringRecipe(synthetic=51), tmp_path)
-    assert other.train_x.ne(want.train_x).any()
-    assert len(list(tmp_path.glob("*.npy"))) == 2
 
 
 def test_features_are_examples_like_any_other(digits):

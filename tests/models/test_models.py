@@ -342,17 +342,6 @@ def test_papernot_cnn_against_a_functional_twin():
     close(m(x), F.linear(h.tanh(), take(), take()))
 
 
-def test_allconv_against_a_functional_twin():
-    x = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    m = shaken(allconv_cifar, "relu")
-    take, h = partial(next, m.parameters()), x
-    for layer in range(6):
-        h = F.conv2d(h, take(), take(), padding=1).relu()
-        if layer % 2:
-            h = F.avg_pool2d(h, 2)
-    close(m(x), F.conv2d(h, take(), take(), padding=1).mean((2, 3)))
-
-
 @by("name", NETS)
 def test_no_example_sees_another(name):
     make, shape = NETS[name]
