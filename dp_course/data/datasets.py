@@ -121,8 +121,7 @@ def load(
 ) -> Examples:
     "Load a whole data set as tensors, after checking every file."
     # ValueError: unknown name. FileNotFoundError: no folder, no file. DataError: wrong MD5.
-    name = str(name).lower().replace("-", "").replace("fashionmnist", "fashion")
-    if name not in ("digits", *_SOURCES, "oct"):
+    if str(name) not in ("digits", *_SOURCES, "oct"):
         raise ValueError(f"no data set {name!r}: choose one of digits, {', '.join(_SOURCES)}, oct")
     if name == "oct":
         data = _load_oct(root)
