@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
 
-from dp_course.gradients import RULES, convolution_rule
 from dp_course.models import (
     TemperedSigmoid,
     WSConv2d,
@@ -166,10 +165,6 @@ def test_wsconv_refuses():
         WSConv2d(4, 4, 1, groups=4)
     with pytest.raises(ValueError, match="'fan_in', 'unit' or 'report'"):
         WSConv2d(4, 4, 3, form="plain")
-
-
-def test_wsconv_is_in_the_table_of_rules():
-    assert RULES[WSConv2d] is convolution_rule is RULES[nn.Conv2d]
 
 
 # -- networks: counts ------------------------------------------------------------------------------
