@@ -276,9 +276,10 @@ def _noise(bounds, b, generator, scale):
 def _constants(name, value):
     "One public number, or one per channel, as a tuple."
     numbers = tuple(np.atleast_1d(np.asarray(value, np.float64)).tolist())
-    if not all(map(math.isfinite, numbers)) or name == "std" and not min(numbers) > 0:
-        raise ValueError(f"{name}={value!r:.80}: pass a finite number, or one per channel; those "
-                         "of std are positive")
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{name}={value!r:.80}: pass a finite number, or one per channel")
+    if name == "std" and not min(numbers) > 0:
+        raise ValueError(f"{name}={value!r:.80}: pass a positive number, or one per channel")
     return numbers
 
 # %% ../../nbs/workshop/data/examples.ipynb #9bbf8010

@@ -260,7 +260,7 @@ REFUSED = {
     "x holds a float: pass tensors": lambda: Examples([1., 2.], Y[:2]),
     "y holds a int: pass tensors": lambda: Examples(X[:2], [1, 2]),
     "only uint8 is taken for pixels": lambda: Examples(X.to(torch.uint8), Y, X, Y),
-    "std=0.0: pass a finite number": lambda: Examples(X, Y, std=0.),
+    "std=0.0: pass a positive number": lambda: Examples(X, Y, std=0.),
     "there is no test part": lambda: Examples(X, Y).test_rows(),
     "int is no data set": lambda: as_examples(3),
     "an item of the Dataset holds a str": lambda: Examples(Named()).rows(torch.arange(2)),
