@@ -7,12 +7,15 @@ __all__ = ['Examples', 'as_examples']
 
 # %% ../../nbs/workshop/data/examples.ipynb #cd216a53
 import math
+import unicodedata
+from collections.abc import Hashable, Iterable
 from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
+from ..basics import check_kind
 from .batches import count, leaves, tree_map
 
 # %% ../../nbs/workshop/data/examples.ipynb #5a173e8b
@@ -56,7 +59,14 @@ def _read_items(dataset, idx):
         items = dataset.__getitems__(asked)
     else:
         items = [dataset[i] for i in asked]
-    x, y = default_collate(items)
+    if not (isinstance(items[0], (tuple, list)) and len(items[0]) == 2):
+        kind = type(items[0]).__name__
+        raise ValueError(f"an item of the Dataset is a {kind}: it must be a pair (x, y)")
+    try:
+        x, y = default_collate(items)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"the items of the Dataset don't stack to a batch ({error}): let its "
+                         "transform return tensors, of one shape") from error
     for leaf in leaves((x, y)):
         if not isinstance(leaf, torch.Tensor):
             raise ValueError(f"an item of the Dataset holds a {type(leaf).__name__}: let its "
@@ -94,50 +104,60 @@ def _refuse_kind(name, x):
     if isinstance(x, IterableDataset) or (_is_items(x) and not hasattr(x, "__len__")):
         raise ValueError(f"{name} is a {type(x).__name__} without index or length: coins need rows "
                          "that can be asked for by number. Pass a map-style Dataset")
-    for leaf in () if _is_items(x) else leaves(x):
-        if not (isinstance(leaf, torch.Tensor) or _is_array(leaf)) or not leaf.shape:
+    if _is_items(x):
+        return
+    for leaf in leaves(x):
+        if not (isinstance(leaf, torch.Tensor) or _is_array(leaf)):
             raise ValueError(f"{name} holds a {type(leaf).__name__}: pass tensors or arrays with "
                              "one row per example, dicts or tuples of them, or a Dataset")
+        if not leaf.shape:
+            raise ValueError(f"{name} holds a single number: pass one row per example")
+        if _is_array(leaf) and leaf.dtype.kind not in "buif":
+            raise ValueError(f"{name} holds an array of {leaf.dtype}: pass numbers")
+
+
+def _row_counts(name, x):
+    "Every leaf's number of rows, as a sentence, and as a set."
+    lengths = {len(x)} if _is_items(x) else {len(leaf) for leaf in leaves(x)}
+    return f"{name} has {' and '.join(map(str, sorted(lengths))) or 'no'} rows", lengths
 
 # %% ../../nbs/workshop/data/examples.ipynb #8d34adf0
-def _rows_of_leaves(x):
-    "Every number of rows that a leaf has, rising."
-    return [len(x)] if _is_items(x) else sorted({len(leaf) for leaf in leaves(x)})
-
-
-def _check_part(**part):  # x and y, or test_x and test_y
-    "Raise unless the two are rows that belong together, at least one."
-    (x_name, x), (y_name, y) = part.items()
+def _check_part(x, y, names):
+    "Raise unless `x` and `y` are rows that belong together, at least one."
+    # ValueError, in the caller's names
+    x_name, y_name = names
+    if x is None:
+        raise ValueError(f"{y_name} came without {x_name}")
     _refuse_kind(x_name, x)
     if _is_items(x):
         if y is not None:
             raise ValueError(f"{x_name} is a Dataset, whose items are (x, y): leave {y_name} out "
                              "(a Dataset to test on is test_x)")
-        del part[y_name]
-    elif y is None or _is_items(y):
-        raise ValueError(f"{x_name} came without {y_name}: pass one label per row, in a tensor or "
-                         "an array")
+        said, lengths = _row_counts(x_name, x)
     else:
+        if y is None:
+            raise ValueError(f"{x_name} came without {y_name}: pass one label per row")
+        if _is_items(y):
+            raise ValueError(f"{y_name} is a {type(y).__name__}: pass a tensor or an array")
         _refuse_kind(y_name, y)
-    rows = {name: _rows_of_leaves(tree) for name, tree in part.items()}
-    different = {n for numbers in rows.values() for n in numbers}
-    if len(different) != 1 or not all(rows.values()) or different == {0}:
-        said = ", ".join(f"{name} has {' and '.join(map(str, numbers)) or 'no'} rows"
-                         for name, numbers in rows.items())
-        raise ValueError(f"{said}: row i of one must belong to row i of the other, and there must "
-                         "be at least one")
-
-
-def _are_pixels(x):
-    "Which leaves are bytes, and so are normalized."
-    return [leaf.dtype in (torch.uint8, np.uint8) for leaf in leaves(x)]
+        pairs = [_row_counts(x_name, x), _row_counts(y_name, y)]
+        said = ", ".join(sentence for sentence, _ in pairs)
+        lengths = pairs[0][1] | pairs[1][1]
+    if len(lengths) != 1 or " no rows" in said:
+        raise ValueError(f"{said}: row i of one must belong to row i of the other")
+    if lengths == {0}:
+        raise ValueError(f"{said}: pass at least one")
 
 
 def _check_pair(x, test_x):
     "Raise if pixels are bytes in one part only: they would be normalized there only."
-    if not (_is_items(x) or _is_items(test_x)) and _are_pixels(x) != _are_pixels(test_x):
-        raise ValueError(f"x is {_say(x)}, test_x is {_say(test_x)}: only uint8 is taken for "
-                         "pixels and normalized; pass both in the same type")
+    if _is_items(x) or _is_items(test_x):
+        return
+    kinds = [[str(leaf.dtype).removeprefix("torch.") for leaf in leaves(v)] for v in (x, test_x)]
+    bytes_in = [[kind == "uint8" for kind in part] for part in kinds]
+    if bytes_in[0] != bytes_in[1]:
+        raise ValueError(f"x is {', '.join(kinds[0])}, test_x is {', '.join(kinds[1])}: only uint8 "
+                         "is taken for pixels and normalized; pass both in the same type")
 
 # %% ../../nbs/workshop/data/examples.ipynb #c94a051b
 def _length(x):
@@ -178,17 +198,43 @@ def _choose(x, idx):
     return _over_leaves(leaf, x)
 
 # %% ../../nbs/workshop/data/examples.ipynb #125bf052
-def _numbered(groups, n):
-    "Number the owners from 0 on, in the order in which they appear: (n,) int64."
-    # ValueError: ids that would cut one person in two
-    ids = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+def _check_ids(ids, n):
+    "Refuse ids that would cut one person in two."
+    # ValueError
     if len(ids) != n:
         raise ValueError(f"groups holds {len(ids)} ids for {n} rows: pass one id per row")
+    for i, one in enumerate(ids):
+        if one is None or not isinstance(one, Hashable) or isinstance(one, float):
+            raise ValueError(f"groups[{i}] is {one!r}: an id is a whole number or a name; a row "
+                             "that is nobody else's gets an id of its own")
     kinds = {type(one) for one in ids}
-    if len(kinds) > 1 or kinds & {float, type(None)}:
-        names = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise ValueError(f"groups holds {names}: pass whole numbers or names, all of one type; a "
-                         "row that is nobody else's gets an id of its own")
+    if len(kinds) > 1:
+        names = sorted(kind.__name__ for kind in kinds)
+        names = " and ".join(names)
+        raise ValueError(f"groups holds {names}: 7 and '7' would be two units; pass ids of one "
+                         "type")
+    if kinds == {str}:
+        _check_spelling(set(ids))
+
+
+def _check_spelling(names):
+    "Refuse two names that look like one: a space at the end, an accent that is a sign of its own."
+    # ValueError
+    plain = {}
+    for name in sorted(names):
+        other = plain.setdefault(unicodedata.normalize("NFKC", name).strip(), name)
+        if other != name:
+            raise ValueError(f"groups holds {other!a} and {name!a}, which look alike: one person "
+                             "would be two units; write every name in one way")
+
+
+def _numbered(groups, n):
+    "Number the owners from 0 on, in the order in which they appear: (n,) int64."
+    ids = groups.tolist() if hasattr(groups, "tolist") else groups
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise ValueError(f"groups={groups!r:.80} are no ids: pass one id per row, {n} of them")
+    ids = list(ids)
+    _check_ids(ids, n)
     numbers = {}
     for one in ids:
         numbers.setdefault(one, len(numbers))
@@ -273,14 +319,32 @@ def _noise(bounds, b, generator, scale):
     return _within(bounds, b, generator)
 
 # %% ../../nbs/workshop/data/examples.ipynb #81cf410f
-def _constants(name, value):
+def _constants(name, value, positive=False):
     "One public number, or one per channel, as a tuple."
-    numbers = tuple(np.atleast_1d(np.asarray(value, np.float64)).tolist())
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{name}={value!r:.80}: pass a finite number, or one per channel")
-    if name == "std" and not min(numbers) > 0:
-        raise ValueError(f"{name}={value!r:.80}: pass a positive number, or one per channel")
+    try:
+        if isinstance(value, (str, bool)):
+            raise TypeError
+        many = isinstance(value, (tuple, list, torch.Tensor, np.ndarray))
+        numbers = tuple(map(float, value if many else (value,)))
+    except (TypeError, ValueError, OverflowError):
+        numbers = ()
+    if not numbers or not all(v > 0 or not positive for v in numbers) or not all(
+            map(math.isfinite, numbers)):
+        rule = "a positive number" if positive else "a number"
+        raise ValueError(f"{name}={value!r:.80}: pass {rule}, or a tuple with one per channel")
     return numbers
+
+
+def _names(classes):
+    if not isinstance(classes, Iterable):  # '0123456789' is ten names
+        raise ValueError(f"classes={classes!r:.80}: pass the names, in the order of the labels")
+    return tuple(classes)
+
+
+def _check_options(**functions):
+    for name, f in functions.items():
+        if f is not None and not callable(f):
+            raise ValueError(f"{name}={f!r:.80} is no function: help(Examples) says what it gets")
 
 # %% ../../nbs/workshop/data/examples.ipynb #9bbf8010
 class Examples:
@@ -302,15 +366,17 @@ class Examples:
         held_out=False,   # are the test rows private ones, too? `split` says so
     ):
         # ValueError: no rows, no labels, lengths that disagree, a DataLoader; in the caller's words
-        _check_part(x=x, y=y)
+        _check_part(x, y, ("x", "y"))
         if test_x is not None or test_y is not None:
-            _check_part(test_x=test_x, test_y=test_y)
+            _check_part(test_x, test_y, ("test_x", "test_y"))
             _check_pair(x, test_x)
-        vars(self).update(
-            train_x=x, train_y=y, test_x=test_x, test_y=test_y, name=name,
-            classes=tuple(classes), mean=_constants("mean", mean), std=_constants("std", std),
-            _normalize=normalize, probe=probe, held_out=held_out,
-            groups=None if groups is None else _numbered(groups, _length(x)))
+        _check_options(normalize=normalize, probe=probe)
+        check_kind("is no name: pass text", str, name=name)
+        vars(self).update(train_x=x, train_y=y, test_x=test_x, test_y=test_y, name=name,
+                          classes=_names(classes), mean=_constants("mean", mean),
+                          std=_constants("std", std, positive=True),
+                          _normalize=normalize, probe=probe, held_out=bool(held_out),
+                          groups=None if groups is None else _numbered(groups, _length(x)))
 
     def __setattr__(self, name, value):
         raise AttributeError(f"Examples don't change: use data.replace({name}=...)")
@@ -403,7 +469,13 @@ class Examples:
     ):              # new `Examples`
         "Copy with changes; rows that don't change are shared."
         kept = {key: value for key, value in vars(self).items() if key not in ("_seen", "_owned")}
-        parts = {"normalize": kept.pop("_normalize"), **kept, **changes}
+        normalize = kept.pop("_normalize")
+        parts = {"normalize": normalize, **kept}
+        for name in [name for name in changes if name not in parts]:
+            near = [key for key in parts if key.removeprefix("train_") == name]
+            raise ValueError(f"replace takes no {name}={changes[name]!r:.40}: it takes "
+                             f"{', '.join(near or parts)}")
+        parts |= changes
         return Examples(parts.pop("train_x"), parts.pop("train_y"), **parts)
 
     def to(
@@ -424,6 +496,7 @@ class Examples:
         "Hold out a part of the training set, to tune on."
         # ValueError: nothing would be left on one side
         n = self.units
+        check_kind("is no whole number: pass an int", int, n_val=n_val, seed=seed)
         if not 0 < n_val < n:
             raise ValueError(f"{n_val=} leaves nothing on one side: pass 1 to {n-1}")
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))

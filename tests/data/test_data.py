@@ -23,6 +23,7 @@ from dp_course.data import (
     examples,
     leaves,
     load,
+    tree_map,
 )
 from dp_course.data import datasets as data
 
@@ -238,36 +239,61 @@ class Stream(IterableDataset):
         yield from zip(X, Y)
 
 
-class Named(Items):
-    "Labels are words."
+class NoLength(Dataset):
     def __getitem__(self, i):
-        return X[i], "cat"
+        return X[i], Y[i]
+
+
+class Empty(Items):
+    def __len__(self):
+        return 0
 
 
 REFUSED = {
     "x has 12 rows, y has 11 rows": lambda: Examples(X, Y[:-1]),
     "x has 11 and 12 rows, y has 12 rows": lambda: Examples({"a": X, "b": X[1:]}, Y),
     "test_x has 12 rows, test_y has 2 rows": lambda: Examples(X, Y, X, Y[:2]),
-    "x has 0 rows, y has 0 rows": lambda: Examples(X[:0], Y[:0]),
-    "y has no rows": lambda: Examples(X, {}),
+    "x has 0 rows, y has 0 rows: pass at least one": lambda: Examples(X[:0], Y[:0]),
+    "test_x has 0 rows": lambda: Examples(X, Y, X[:0], Y[:0]),
+    "x has 0 rows: pass at least one": lambda: Examples(Empty()),
     "x came without y: pass one label per row": lambda: Examples(X),
     "test_x came without test_y": lambda: Examples(X, Y, X),
-    "test_x holds a NoneType": lambda: Examples(X, Y, None, Y),
+    "test_y came without test_x": lambda: Examples(X, Y, None, Y),
     "x is a DataLoader, which chooses": lambda: Examples(DataLoader(Items())),
+    "test_x is a DataLoader": lambda: Examples(X, Y, DataLoader(Items()), Y),
+    "y is a DataLoader": lambda: Examples(X, DataLoader(Items())),
     "x is a Stream without index or length": lambda: Examples(Stream()),
+    "x is a NoLength without index or length": lambda: Examples(NoLength()),
     "x is a Dataset, whose items are": lambda: Examples(Items(), Y),
-    "x came without y": lambda: Examples(X, Items()),
+    "y is a Items: pass a tensor or an array": lambda: Examples(X, Items()),
     "x holds a float: pass tensors": lambda: Examples([1., 2.], Y[:2]),
     "y holds a int: pass tensors": lambda: Examples(X[:2], [1, 2]),
-    "only uint8 is taken for pixels": lambda: Examples(X.to(torch.uint8), Y, X, Y),
+    "x holds a str": lambda: Examples("file.npy", Y),
+    "x holds an array of <U1: pass numbers": lambda: Examples(np.array(["a"]*N), Y),
+    "x holds a single number": lambda: Examples(torch.tensor(3.), Y),
+    "x is uint8, test_x is float32": lambda: Examples(X.to(torch.uint8), Y, X, Y),
     "std=0.0: pass a positive number": lambda: Examples(X, Y, std=0.),
+    "mean='dark': pass a number": lambda: Examples(X, Y, mean="dark"),
+    "classes=10: pass the names": lambda: Examples(X, Y, classes=10),
+    "normalize=255 is no function": lambda: Examples(X, Y, normalize=255),
+    "n_val=0.2 is no whole number": lambda: Examples(X, Y).split(.2),
+    "replace takes no x=tensor(": lambda: Examples(X, Y).replace(x=X),
+    "groups='all' are no ids": lambda: Examples(X, Y, groups="all"),
     "there is no test part": lambda: Examples(X, Y).test_rows(),
     "int is no data set": lambda: as_examples(3),
-    "an item of the Dataset holds a str": lambda: Examples(Named()).rows(torch.arange(2)),
-    "3 ids for 12 rows": lambda: Examples(X, Y, groups=[1, 2, 3]),
-    "groups holds int and str": lambda: Examples(X, Y, groups=[7, "7"]*6),
-    "groups holds float": lambda: Examples(X, Y, groups=[1., float("nan")]*6),
+    "Tensor is no data set": lambda: as_examples(X),
+    "x is a DataLoader": lambda: as_examples(DataLoader(Items())),
+    "it must be a pair": lambda: bad_items(X[0]),
+    "don't stack to a batch": lambda: bad_items((object(), 1)),
+    "an item of the Dataset holds a str": lambda: bad_items((X[0], "cat")),
 }
+
+
+def bad_items(item):
+    class Bad(Items):
+        def __getitem__(self, i):
+            return item
+    return Examples(Bad()).rows(torch.tensor([0]))
 
 
 @pytest.mark.parametrize("words", REFUSED)
@@ -286,6 +312,9 @@ def test_examples_do_not_change_and_print_briefly():
             setattr(d, name, "other")
     assert len(repr(d)) < 200 and "(1437, 1, 8, 8) uint8" in repr(d)
     assert d.replace(name="other").name == "other" and d.name == "digits"
+    with pytest.raises(ValueError, match="replace takes no nmae='other': it takes normalize"):
+        d.replace(nmae="other")
+
 
 def test_to_moves_tensors_and_leaves_files_where_they_are():
     d = load("digits")
@@ -307,6 +336,15 @@ def test_as_examples():
     space = SimpleNamespace(train_x=X, train_y=Y, test_x=X, test_y=Y, normalize=lambda x: 2*x)
     taken = as_examples(space)
     assert same(taken.normalize(X), 2*X) and taken.name == "examples" and len(taken.test_x) == N
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_rows_live_where_the_data_are():
+    d = Examples(X, Y).to("cuda")
+    assert d.rows(torch.tensor([1]))[0].is_cuda and d.device.type == "cuda"
+    assert d.made_up(2, torch.Generator("cuda"))[1].is_cuda
+    assert same(tree_map(torch.Tensor.cpu, Examples(X.numpy(), Y).rows(torch.tensor([1]).cuda())),
+                (X[1:2], Y[1:2]))
 
 
 # the embedded digits

@@ -1,4 +1,4 @@
-"Public networks, features and the sweep of lesson 16: shapes, exactness, files, what is run when."
+"Public networks, features and the sweep of lesson 19: shapes, exactness, files, what is run when."
 import json
 from dataclasses import replace
 
@@ -35,7 +35,6 @@ from dp_course.training import read_record
 from experiments import harness
 from experiments import public_start as recipe
 
-pytestmark = pytest.mark.usefixtures("unproved")
 SMALL = replace(N.TRAININGS["min-rand-10"], name="small", epochs=8., lr=.02, crop=1)
 
 

@@ -1,5 +1,6 @@
 "Networks: every count and every forward from a second derivation, and no look at the neighbours."
 import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -165,6 +166,19 @@ def test_wsconv_refuses():
         WSConv2d(4, 4, 1, groups=4)
     with pytest.raises(ValueError, match="'fan_in', 'unit' or 'report'"):
         WSConv2d(4, 4, 3, form="plain")
+
+
+def test_wsconv_survives_copies_formats_and_precisions():
+    m = seeded(WSConv2d, 8, 8, 3, padding=1)
+    x = torch.randn(2, 8, 6, 6)
+    twins = [copy.deepcopy(m), pickle.loads(pickle.dumps(m)),
+             copy.deepcopy(m).to(memory_format=torch.channels_last)]
+    for twin in twins:
+        close(twin(x), m(x))
+    half = copy.deepcopy(m).bfloat16()
+    y = half(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    close(y.float(), m(x), rtol=.05, atol=.05)
 
 
 # -- networks: counts ------------------------------------------------------------------------------

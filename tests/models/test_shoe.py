@@ -20,8 +20,6 @@ from dp_course.training import DPAdam, flat_row
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import shoe  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("unproved")
-
 
 @pytest.fixture(scope="module")
 def pictures():
