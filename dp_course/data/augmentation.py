@@ -8,7 +8,7 @@ __all__ = ['views', 'multiplicity', 'multiplicity_with_masks', 'all_views']
 # %% ../../nbs/workshop/data/augmentation.ipynb #43d56d13
 import torch
 
-from ..basics import check_count
+from ..basics import check_count, check_kind
 from .batches import Views
 
 # %% ../../nbs/workshop/data/augmentation.ipynb #e5bb2ed0
@@ -74,6 +74,8 @@ def views(
     "Draw `k` random crops of every reflect-padded image, half of them mirrored."
     # ValueError: no images, k < 1, or a shift that reflection cannot fill.
     # De et al. 2022 (arXiv 2204.13650), augmentation multiplicity.
+    check_kind("gives no random numbers: pass a torch.Generator", torch.Generator,
+               generator=generator)  # torch takes None for a source that no seed repeats
     _check_views(k, crop)
     _check_images(x, crop)
     b, _, h, w = x.shape

@@ -7,16 +7,16 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         cached_features digest image_parts in_tensors with_features""",
     "deflation": """
         CosineNet DeepMaps DeepRecipe DeflatedRows Deflation LogScattering SecondLayer
-        cosine_grad_sum deflated leaves_deflated loud_directions random_projection soft_leaves
-        two_kinds""",
+        cosine_grad_sum deflated leading_directions leaves_deflated random_projection
+        soft_leaves two_kinds""",
     "encoders": """
         ENCODED ENCODERS EncoderMaps MADE_BY encoded encoder_parts encoder_state encoder_words
         find_start is_small load_encoder load_start load_whole low_precision save_encoder
         stage_maps""",
     "patches": """
-        LeafFeatures LeafNet LeafRecipe ParallelSum Patches WEIGHTS buy_mean clipped_mean
-        emphasized feature_bound leafed leaves_cnn leaves_linear log_moduli part_averages
-        parts_of_code patch_filters scatter_cnn weighed""",
+        LeafFeatures LeafNet LeafRecipe ParallelSum Patches WEIGHTS clipped_mean emphasized
+        feature_bound leafed leaves_cnn leaves_linear log_moduli part_averages parts_of_code
+        patch_filters release_mean scatter_cnn weighed""",
     "pretraining": """
         Pretraining ResumableRun align_uniform drawn_run leaf_stock pretrain_step
         public_accuracy public_images public_run public_step random_views""",

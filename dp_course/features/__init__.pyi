@@ -12,8 +12,8 @@ from .deflation import LogScattering as LogScattering
 from .deflation import SecondLayer as SecondLayer
 from .deflation import cosine_grad_sum as cosine_grad_sum
 from .deflation import deflated as deflated
+from .deflation import leading_directions as leading_directions
 from .deflation import leaves_deflated as leaves_deflated
-from .deflation import loud_directions as loud_directions
 from .deflation import random_projection as random_projection
 from .deflation import soft_leaves as soft_leaves
 from .deflation import two_kinds as two_kinds
@@ -39,7 +39,6 @@ from .patches import LeafRecipe as LeafRecipe
 from .patches import ParallelSum as ParallelSum
 from .patches import Patches as Patches
 from .patches import WEIGHTS as WEIGHTS
-from .patches import buy_mean as buy_mean
 from .patches import clipped_mean as clipped_mean
 from .patches import emphasized as emphasized
 from .patches import feature_bound as feature_bound
@@ -50,6 +49,7 @@ from .patches import log_moduli as log_moduli
 from .patches import part_averages as part_averages
 from .patches import parts_of_code as parts_of_code
 from .patches import patch_filters as patch_filters
+from .patches import release_mean as release_mean
 from .patches import scatter_cnn as scatter_cnn
 from .patches import weighed as weighed
 from .pretraining import Pretraining as Pretraining

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['soft_leaves', 'two_kinds', 'LogScattering', 'random_projection', 'SecondLayer', 'DeepRecipe', 'DeepMaps',
-           'loud_directions', 'Deflation', 'DeflatedRows', 'deflated', 'CosineNet', 'leaves_deflated',
+           'leading_directions', 'Deflation', 'DeflatedRows', 'deflated', 'CosineNet', 'leaves_deflated',
            'cosine_grad_sum']
 
 # %% ../../nbs/workshop/features/deflation.ipynb #4e5be309
@@ -298,7 +298,7 @@ class DeepMaps:
         return maps
 
 # %% ../../nbs/workshop/features/deflation.ipynb #b0f17edc
-def loud_directions(
+def leading_directions(
     rows,       # (n,f)
     count:int,  # fewer are found where there are no more: at most n - 1, and at most f
 ):              # (f,count) orthonormal; (count,) their shares of the mean square, falling
@@ -323,7 +323,7 @@ class Deflation:
         for name, m in maps.items():
             square = (m - self.mean[name]).square().flatten(1).sum(1).mean()
             self.scale[name] = weights[name]/square.clamp(min=1e-12).sqrt()
-        self.directions, self.shares = loud_directions(self.rows(maps), loudest)
+        self.directions, self.shares = leading_directions(self.rows(maps), loudest)
         self.off = 1 - (tau/(self.shares + tau)).sqrt()
 
     def rows(self, maps):  # (b,f) of length 1

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WEIGHTS', 'leaves_linear', 'patch_filters', 'part_averages', 'parts_of_code', 'Patches', 'LeafRecipe', 'log_moduli',
            'LeafFeatures', 'leafed', 'emphasized', 'weighed', 'feature_bound', 'clipped_mean', 'ParallelSum',
-           'scatter_cnn', 'LeafNet', 'leaves_cnn', 'buy_mean']
+           'scatter_cnn', 'LeafNet', 'leaves_cnn', 'release_mean']
 
 # %% ../../nbs/workshop/features/patches.ipynb #9b40e3a2
 import json
@@ -334,7 +334,7 @@ def leaves_cnn(
     return LeafNet(shapes, classes, network, weight)
 
 # %% ../../nbs/workshop/features/patches.ipynb #390e49ab
-def buy_mean(
+def release_mean(
     trainer,      # of a network that has `rows`, `bound` and `mean`, before its first step
     sigma:float,  # noise multiplier of the release
 ):

@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from ..basics import check_count, check_number
-from ..privacy import normal
+from ..basics import check_count, check_kind, check_number
+from ..privacy import Budget, normal
 from ..training import refuse_units
 
 # %% ../../nbs/15_features.ipynb #e1435bc6
@@ -32,13 +32,15 @@ def _noisy_mean_of_rows(
 
 def _check_release(sigma, max_norms):
     "Refuse noise or bounds that hide nobody."
-    def positive(value):
-        return 0 < value < math.inf
-    of_means, of_squares = max_norms
-    check_number("is no noise multiplier: pass a finite number > 0, such as 8", positive,
-                 sigma=sigma)
-    check_number("is no bound: pass a finite number > 0", positive,
-                 bound_of_means=of_means, bound_of_squares=of_squares)
+    check_number("is no noise multiplier: pass a finite number > 0, such as 8",
+                 lambda v: 0 < v < math.inf, sigma=sigma)
+    try:
+        bounds = [float(bound) for bound in max_norms]
+    except (TypeError, ValueError):
+        bounds = []
+    if len(bounds) != 2 or not all(0 < bound < math.inf for bound in bounds):
+        raise ValueError(f"{max_norms=} are no bounds: pass two positive finite numbers, for the "
+                         "means and for the mean squares")
 
 # %% ../../nbs/15_features.ipynb #b7e3d0a1
 def private_channel_stats(
@@ -52,17 +54,19 @@ def private_channel_stats(
     "Publish mean and std of every channel through two noisy sums."
     # ValueError: sigma or a bound is not positive and finite, or the budget refuses.
     # Tramer & Boneh 2021 (arXiv 2011.11660). One image moves a sum of clipped rows by its bound.
+    if not isinstance(features, torch.Tensor) or features.dim() != 4:
+        raise ValueError(f"{features=!r:.80}: pass a tensor (n,c,h,w)")
+    check_kind("is no Budget: pass plan.budget(), or trainer.budget", (Budget, type(None)),
+               budget=budget)
     _check_release(sigma, max_norms)
     people = len(features) if n is None else n
     check_count(1, 10**15, n=people)
     if budget is not None:
         refuse_units(budget, "the statistics of channels")
         budget.post("channel statistics", sigma=sigma, steps=2)
-
     def release(power, bound):
         rows = [x.double().pow(power).mean((2, 3)) for x in features.split(1000)]
         return _noisy_mean_of_rows(torch.cat(rows), people, sigma, bound, generator)
-
     mean = release(1, max_norms[0])
     variance = release(2, max_norms[1]) - mean**2
     positive = variance[variance > 0]  # noise can push a variance below 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..basics import check_count
+from ..basics import check_count, check_number
 
 # %% ../../nbs/18_architecture.ipynb #3ad8cb13
 class TemperedSigmoid(nn.Module):
@@ -22,6 +22,8 @@ class TemperedSigmoid(nn.Module):
     # Papernot et al. 2021 (arXiv 2007.14191)
     def __init__(self, scale:float=2., temperature:float=2., offset:float=1.):
         super().__init__()
+        check_number("is no number: pass a finite one", math.isfinite, scale=scale,
+                     temperature=temperature, offset=offset)
         self.scale = scale
         self.temperature = temperature
         self.offset = offset
@@ -131,7 +133,7 @@ def digit_filters(
 def first_moment(
     optimizer,  # `DPAdam`, after a step at least
 ):              # dict: mean |m|, mean |m|/sqrt(v), both corrected for their start at 0
-    "Measure Adam's first moment, and its size in units of the second."
+    "Say how large Adam's first moment is, and in units of the second."
     b1, b2 = optimizer.param_groups[0]["betas"]
     states = list(optimizer.state.values())
     t = states[0]["step"]

@@ -18,7 +18,7 @@ from dp_course.features import (
     DeflatedRows,
     Deflation,
     clipped_mean,
-    loud_directions,
+    leading_directions,
 )
 
 
@@ -38,14 +38,14 @@ def test_a_row_is_its_image_s_own_and_as_long_as_one(describe):
 
 
 def test_no_more_directions_are_found_than_there_are():
-    directions, shares = loud_directions(torch.randn(200, 5, generator=generator()), 20)
+    directions, shares = leading_directions(torch.randn(200, 5, generator=generator()), 20)
     assert directions.shape == (5, 5) and len(shares) == 5
     near(directions.T @ directions, torch.eye(5), 1e-4)
 
 
-def test_loud_directions_are_those_of_the_svd():
+def test_leading_directions_are_those_of_the_svd():
     x = torch.randn(30, 50, generator=generator(), dtype=torch.float64)*torch.logspace(0, -2, 50)
-    directions, shares = loud_directions(x, 10)
+    directions, shares = leading_directions(x, 10)
     _, values, vectors = torch.linalg.svd(x, full_matrices=False)
     near(shares, values[:10]**2/30, 1e-9)
     near((directions.T @ vectors[:10].T).abs(), torch.eye(10, dtype=torch.float64), 1e-6)
@@ -58,7 +58,7 @@ def test_deflation_is_its_formula():
     x = found.rows(maps)
     turned = x @ (torch.eye(29) - v @ torch.diag(1 - (.01/(e + .01)).sqrt()) @ v.T)
     near(found(maps), turned/turned.norm(dim=1, keepdim=True), 1e-2)  # bfloat16
-    near(loud_directions(x, 7)[1], e, 1e-5)
+    near(leading_directions(x, 7)[1], e, 1e-5)
     assert (found(maps) - x).norm() > .1
 
 

@@ -145,7 +145,7 @@ def test_the_mean_is_bought_in_the_weights_of_the_model(kept):
     def written(values):
         model.mean.copy_(values["mean"])
 
-    L.buy_mean(SimpleNamespace(data=data, model=model, plan=plan, noisy=noisy,
+    L.release_mean(SimpleNamespace(data=data, model=model, plan=plan, noisy=noisy,
                                set_weights=written), 10.)
     rows = L.weighed(data.rows(torch.arange(60))[0], weights)
     bound = L.feature_bound(shapes_of(data), weights)
