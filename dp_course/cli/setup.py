@@ -19,7 +19,7 @@ from .registry import ENGINES, FEATURES, adapt_model, make_network, task_of
 from .config import (
     Config, Job, config_of, make_config, make_plan, null_for_inf, run_name)
 from ..data import tree_map
-from ..features import release_mean, public_rows
+from ..features import public_rows, release_mean
 from ..gradients import (
     FlatClip, bf16_engine, fixed_shape, gains_from_bfloat16, has_bfloat16)
 from ..training import (
