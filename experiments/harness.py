@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from dp_course.basics import machine
 from dp_course.cli import make_plan, make_schedule, make_trainer, usable_precision
-from dp_course.features import buy_mean
+from dp_course.features import release_mean
 from dp_course.training import code_version, end_line, measure, run_file, start_line, sweep
 
 RUNS = Path(__file__).resolve().parent.parent/"runs"
@@ -167,7 +167,7 @@ def tuned(
     plan = make_plan(config, len(data))
     trainer = make_trainer(config, data, cell["seed"], cell["seed"])
     if config.centre:
-        buy_mean(trainer, config.centre)
+        release_mean(trainer, config.centre)
     trainer.callbacks.append(make_schedule(config, plan.steps))
     began = time.perf_counter()
     trainer.fit(min(stop or plan.steps, plan.steps))

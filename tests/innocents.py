@@ -11,8 +11,8 @@ from leaks import N, noise, numbers, of_losses, of_rows, pictures, sequence, wor
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
+from toys import Picture, loss
 from toys import generator as gen
-from toys import loss
 
 from dp_course.data import Examples, Views
 from dp_course.gradients import loop_grad_sum
@@ -26,17 +26,6 @@ class Inside(nn.Module):
 
     def forward(self, x):
         return self.out(self.f(self.inner(x).tanh()))
-
-
-class Picture(nn.Module):
-    "The same between two convolutions."
-    def __init__(self, between):
-        super().__init__()
-        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.between, self.out = between, nn.Linear(4, 10)
-
-    def forward(self, x):
-        return self.out(self.two(self.between(self.one(x))).relu().mean((2, 3)))
 
 
 class Rows(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from toys import Plan, loss
+from toys import Picture, Plan, loss
 from toys import generator as gen
 
 from dp_course.data import Examples, Views, tree_map
@@ -373,17 +373,6 @@ def pictures():
 
 def sequence():
     return noise(4, 8)
-
-
-class Picture(nn.Module):
-    "Something between two convolutions."
-    def __init__(self, between):
-        super().__init__()
-        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.between, self.out = between, nn.Linear(4, 10)
-
-    def forward(self, x):
-        return self.out(self.two(self.between(self.one(x))).relu().mean((2, 3)))
 
 
 def of_bag(net, x):

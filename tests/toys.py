@@ -1,6 +1,4 @@
 "Small plans, data and networks that several test modules share."
-import ast
-import json
 import math
 import resource
 import socket
@@ -19,24 +17,6 @@ from dp_course.training import Trainer, read_record
 
 loss = partial(F.cross_entropy, reduction="none")
 close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
-
-
-def without_imports(source):
-    "(import statements, the rest) of a cell; imports inside a `try` stay."
-    lines, found = source.split("\n"), []
-    for node in reversed(ast.parse(source).body):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found = lines[node.lineno - 1:node.end_lineno] + found
-            del lines[node.lineno - 1:node.end_lineno]
-    return "\n".join(found), "\n".join(lines).lstrip("\n")
-
-
-def code_of(path):
-    "(all import statements, code cells without them) of a notebook."
-    cells = [without_imports("".join(cell["source"])) for cell in
-             json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    imports, rest = zip(*cells)
-    return "\n".join(filter(None, imports)), rest
 
 
 def generator(seed=0):
@@ -112,6 +92,17 @@ def jitter(x, y, g):
 
 def two_views(x, y, g):
     return Views(torch.stack([x, jitter(x, y, g)[0]], 1)), y
+
+
+class Picture(nn.Module):
+    "A layer or a function between two convolutions."
+    def __init__(self, between):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.between, self.out = between, nn.Linear(4, 10)
+
+    def forward(self, x):
+        return self.out(self.two(self.between(self.one(x))).relu().mean((2, 3)))
 
 
 def conv():

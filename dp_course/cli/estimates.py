@@ -37,7 +37,7 @@ def _one(data_name, features):
     data = Examples(x, torch.zeros(1, dtype=torch.int64))
     if features in PUBLIC:
         return untrained_features(data, features)
-    if features == "leaves-deflated":
+    if features.startswith("leaves-deflated"):
         return deflated(data, DeepRecipe().sketch(), cache=False)
     if features in ENCODED:
         return encoded(data, "", cache=False)

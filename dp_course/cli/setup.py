@@ -19,7 +19,7 @@ from .registry import ENGINES, FEATURES, adapt_model, make_network, task_of
 from .config import (
     Config, Job, config_of, make_config, make_plan, null_for_inf, run_name)
 from ..data import tree_map
-from ..features import buy_mean, public_rows
+from ..features import public_rows, release_mean
 from ..gradients import (
     FlatClip, bf16_engine, fixed_shape, gains_from_bfloat16, has_bfloat16)
 from ..training import (
@@ -198,7 +198,7 @@ def set_up(
     config = replace(job.config, precision=usable_precision(job.config, data.device))
     trainer = make_trainer(config, data, job.seed, init_seed, peers)
     if config.centre:
-        buy_mean(trainer, config.centre)
+        release_mean(trainer, config.centre)
     if peers.rank:
         return Run(config, trainer)  # process 0 writes
     record = new_record(job.out, run_name(config), "secret" if job.seed is None else job.seed)

@@ -41,19 +41,17 @@ def _windows(
     return rows, columns
 
 # %% ../../nbs/workshop/data/augmentation.ipynb #03707b90
-def _check_views(k, crop, flip):
-    "Refuse settings that fit no images."
+def _check_views(k, crop):
     check_count(1, 10**6, k=k)
     check_count(0, 10**6, crop=crop)
-    check_kind("is neither True nor False", bool, flip=flip)
 
 
-def _check_images(x, k, crop):
+def _check_images(x, crop):
+    "Refuse what is no batch of images, and a shift that reflection cannot fill."
     if not isinstance(x, torch.Tensor) or x.dim() != 4:
         what = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
         raise ValueError(f"x is {what}, no batch of images: pass a tensor (b,c,h,w)")
     most = min(x.shape[2:]) - 1
-    _check_views(k, crop, True)
     if crop > most:
         size = "x".join(map(str, x.shape[2:]))
         raise ValueError(f"{crop=} for {size} images: pass a crop from 0 to {most}")
@@ -77,9 +75,9 @@ def views(
     # ValueError: no images, k < 1, or a shift that reflection cannot fill.
     # De et al. 2022 (arXiv 2204.13650), augmentation multiplicity.
     check_kind("gives no random numbers: pass a torch.Generator", torch.Generator,
-               generator=generator)
-    _check_images(x, k, crop)
-    _check_views(k, crop, flip)
+               generator=generator)  # torch takes None for a source that no seed repeats
+    _check_views(k, crop)
+    _check_images(x, crop)
     b, _, h, w = x.shape
     return Views(_cut(x, *_windows((b, k, h, w), generator, crop, flip)))
 
@@ -91,7 +89,7 @@ def multiplicity(
 ):                   # (x, y, generator) -> (`Views`, y), for `Trainer(augment=...)`
     "Make the `augment` of a trainer: `k` views of every example, averaged before the clip."
     # ValueError: k < 1, crop < 0
-    _check_views(k, crop, flip)
+    _check_views(k, crop)
     return lambda x, y, generator: (views(x, k, generator, crop, flip), y)
 
 
@@ -102,10 +100,10 @@ def multiplicity_with_masks(
 ):                   # (x, y, generator) -> (`Views`, `Views`), for `Trainer(augment=...)`
     "Make an `augment` for segmentation: every mask is shifted and mirrored with its image."
     # ValueError: y is no batch of masks (b,h,w) or (b,c,h,w) of the size of the images
-    _check_views(k, crop, flip)
+    _check_views(k, crop)
 
     def augment(x, y, generator):
-        _check_images(x, k, crop)
+        _check_images(x, crop)
         b, _, h, w = x.shape
         if y.dim() not in (3, 4) or (len(y), *y.shape[-2:]) != (b, h, w):
             raise ValueError(f"masks {tuple(y.shape)} don't go with images {tuple(x.shape)}: "
@@ -124,8 +122,8 @@ def all_views(
 ):                   # iterator over (b,c,h,w): (2 crop + 1)^2 views, or twice as many
     "Show all images through every window that `views` could draw, one window after another."
     # ValueError: as for `views`
-    _check_images(x, 1, crop)
-    check_kind("is neither True nor False", bool, flip=flip)
+    _check_views(1, crop)
+    _check_images(x, crop)
     height, width = (torch.arange(size, device=x.device) for size in x.shape[2:])
     for down in range(-crop, crop + 1):
         rows = x[:, :, _reflect(height + down, len(height))]

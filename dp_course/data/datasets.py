@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..basics import data_root, pick_device, refuse_unknown
+from ..basics import data_root, pick_device
 from .examples import Examples
 
 # %% ../../nbs/workshop/data/datasets.ipynb #d694c95f
@@ -30,32 +30,26 @@ def _digits():
 # %% ../../nbs/workshop/data/datasets.ipynb #82b3393d
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
         "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-_IDX_BYTES = (47_040_016, 60_008, 7_840_016, 10_008)  # header + one byte per pixel or label
-_IDX_MD5 = {  # of the unpacked files
-    "mnist": ("6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
-              "2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637"),
-    "fashion": ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
-                "8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965"),
-}
-_CIFAR10 = {  # file -> (bytes, MD5)
-    "data_batch_1": (31_035_704, "c99cafc152244af753f735de768cd75f"),
-    "data_batch_2": (31_035_320, "d4bba439e000b95fd0a9bffe97cbabec"),
-    "data_batch_3": (31_035_999, "54ebc095f3ab1f0389bbae665268c751"),
-    "data_batch_4": (31_035_696, "634d18415352ddfa80567beed471001a"),
-    "data_batch_5": (31_035_623, "482c414d41f54cd18b22e5b47cb7c3cb"),
-    "test_batch": (31_035_526, "40351d587109b95175f43aff81a1287e"),
-    "batches.meta": (158, "5ff9c542aee3614f3951f8cda6e48888"),
+_MNIST = dict(zip(_IDX, (  # file -> MD5, unpacked
+    "6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
+    "2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637")))
+_FASHION = dict(zip(_IDX, (
+    "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
+    "8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965")))
+_CIFAR10 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
 }
 _CIFAR100 = {
-    "train": (None, "16019d7e3df5f24257cddd939b257f8d"),
-    "test": (None, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
-    "meta": (None, "7973b15100ade9c7d40fb424638fde48"),
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
 }
-
-
-def _idx_files(name):
-    "File name -> (bytes, MD5)."
-    return dict(zip(_IDX, zip(_IDX_BYTES, _IDX_MD5[name])))
 
 # %% ../../nbs/workshop/data/datasets.ipynb #2447e63f
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class _Source:
     "Where a set lies, what its files must be, and its constants."
     folder:str  # under the root
     kind:str    # torchvision's class
-    files:dict  # name -> (bytes or None, MD5)
+    files:dict  # name -> MD5
     mean:tuple  # per channel, of all pixels of the *training set*: public by convention only
     std:tuple   # likewise
 
@@ -74,9 +68,9 @@ class _Source:
 
 
 _SOURCES = {
-    "mnist": _Source("MNIST/raw", "MNIST", _idx_files("mnist"), (.1307,), (.3081,)),
+    "mnist": _Source("MNIST/raw", "MNIST", _MNIST, (.1307,), (.3081,)),
     "fashion": _Source(
-        "FashionMNIST/raw", "FashionMNIST", _idx_files("fashion"), (.2860,), (.3530,)),
+        "FashionMNIST/raw", "FashionMNIST", _FASHION, (.2860,), (.3530,)),
     "cifar10": _Source(
         "cifar-10-batches-py", "CIFAR10", _CIFAR10,
         (.4914, .4822, .4465), (.2470, .2435, .2616)),
@@ -90,21 +84,18 @@ class DataError(OSError):
     "A file is not what it should be; the message names it, what was expected, and the way out."
 
 
-def _fault(path, size, md5):
-    "What is wrong with one file, in words; '' if nothing."
-    if not path.is_file():
-        return "is missing"
-    found = path.stat().st_size
-    if size is not None and found != size:
-        return f"has {found:,} bytes, expected {size:,}"
-    found = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    return "" if found == md5 else f"has MD5 {found}, expected {md5}"
-
-
 def _faults(folder, files):
     "What is wrong with a folder: file name -> words."
-    found = {name: _fault(folder/name, size, md5) for name, (size, md5) in files.items()}
-    return {name: fault for name, fault in found.items() if fault}
+    found = {}
+    for name, expected in files.items():
+        path = folder/name
+        if not path.is_file():
+            found[name] = "is missing"
+            continue
+        md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        if md5 != expected:
+            found[name] = f"has {path.stat().st_size:,} bytes and MD5 {md5}, expected {expected}"
+    return found
 
 
 def _refuse(name, root, folder, faults):
@@ -122,7 +113,6 @@ def _refuse(name, root, folder, faults):
     raise error(f"{name}: {listed}. {fix}")
 
 # %% ../../nbs/workshop/data/datasets.ipynb #a3a312ed
-@refuse_unknown
 def load(
     name:str,             # 'digits', 'mnist', 'fashion', 'cifar10', 'cifar100' or 'oct'
     root=None,            # folder in torchvision's layout; default `data_root()`
@@ -130,10 +120,8 @@ def load(
     device=None,          # where the tensors go; default CPU
 ) -> Examples:
     "Load a whole data set as tensors, after checking every file."
-    # ValueError: unknown name. FileNotFoundError: no folder, no file. DataError: wrong size or MD5.
-    data_root(root)  # refuses what is no folder
-    name = str(name).lower().replace("-", "").replace("fashionmnist", "fashion")
-    if name not in ("digits", *_SOURCES, "oct"):
+    # ValueError: unknown name. FileNotFoundError: no folder, no file. DataError: wrong MD5.
+    if str(name) not in ("digits", *_SOURCES, "oct"):
         raise ValueError(f"no data set {name!r}: choose one of digits, {', '.join(_SOURCES)}, oct")
     if name == "oct":
         data = _load_oct(root)

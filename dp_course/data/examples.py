@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from ..basics import check_kind, refuse_unknown
+from ..basics import check_kind
 from .batches import count, leaves, tree_map
 
 # %% ../../nbs/workshop/data/examples.ipynb #5a173e8b
@@ -279,44 +279,35 @@ def _some(v):
 
 
 def _look(x, y):
-    "Bounds of every leaf of x and y, and the labels seen, from a part of a large set."
+    "Bounds of every leaf of x and y, from a part of a large set."
     if _is_items(x):
         x, y = _read(x, y, _spread(len(x), _LOOK_ITEMS))
-        return tree_map(_bounds, x), tree_map(_bounds, y), tree_map(torch.unique, y)
-    labels = tree_map(lambda v: _int64(_some(v)), y)
-    return (tree_map(lambda v: _bounds(_some(v)), x), tree_map(_bounds, labels),
-            tree_map(torch.unique, labels))
+    else:
+        x, y = tree_map(_some, x), tree_map(lambda v: _int64(_some(v)), y)
+    return tree_map(_bounds, x), tree_map(_bounds, y)
 
 # %% ../../nbs/workshop/data/examples.ipynb #7c9963f2
-def _within(bounds, b, generator):
-    "b rows whose numbers lie between the bounds, evenly."
-    low, high = bounds.to(generator.device).double()
-    u = torch.rand(b, *low.shape, dtype=torch.float64, generator=generator, device=low.device)
+def _in_turns(bounds, b):
+    "b rows: the lowest of every place, the highest, the lowest ..."
+    return bounds[torch.arange(b) % 2]
+
+
+def _noise(bounds, b, generator):
+    "b rows of noise for floats and pixels; ids are the lowest and the highest in turns."
+    shape = (b, *bounds.shape[1:])
     if bounds.is_floating_point():
-        return (low + u*(high - low)).to(bounds.dtype)
-    return (low + (u*(high - low + 1)).floor()).minimum(high).to(bounds.dtype)
-
-
-def _labels(bounds, seen, b, generator):
-    "b labels within the bounds; whole numbers are seen ones: between 9 and 255 may be nothing."
-    values = _within(bounds, b, generator)
-    if values.is_floating_point() or values.dtype == torch.bool:
-        return values
-    seen = seen.to(values.device)
-    above = torch.searchsorted(seen, values).clamp(max=len(seen) - 1)
-    below = (above - 1).clamp(min=0)
-    return torch.where(values - seen[below] < seen[above] - values, seen[below], seen[above])
+        return torch.randn(shape, generator=generator).to(bounds.dtype)
+    if bounds.dtype == torch.uint8:
+        return torch.randint(256, shape, generator=generator).to(torch.uint8)
+    return _in_turns(bounds, b)
 
 # %% ../../nbs/workshop/data/examples.ipynb #0a983075
-def _noise(bounds, b, generator, scale):
-    "b rows of noise: floats and pixels of any size, ids within the bounds."
-    shape, device = (b, *bounds.shape[1:]), generator.device
-    if bounds.is_floating_point():
-        return (scale*torch.randn(shape, generator=generator, device=device)).to(bounds.dtype)
-    if bounds.dtype == torch.uint8:
-        pixels = torch.randint(256, shape, generator=generator, device=device)
-        return (scale*pixels).clamp(0, 255).to(torch.uint8)
-    return _within(bounds, b, generator)
+def _labels(bounds, b, generator):
+    "b labels: floats within the bounds; whole numbers are the lowest and the highest in turns."
+    if not bounds.is_floating_point():
+        return _in_turns(bounds, b)
+    low, high = bounds
+    return low + (high - low)*torch.rand(b, *low.shape, generator=generator).to(bounds.dtype)
 
 # %% ../../nbs/workshop/data/examples.ipynb #81cf410f
 def _constants(name, value, positive=False):
@@ -347,7 +338,6 @@ def _check_options(**functions):
             raise ValueError(f"{name}={f!r:.80} is no function: help(Examples) says what it gets")
 
 # %% ../../nbs/workshop/data/examples.ipynb #9bbf8010
-@refuse_unknown
 class Examples:
     "A data set that is read by rows, and what turns raw rows into the input of a network."
     def __init__(
@@ -448,16 +438,15 @@ class Examples:
 
     def made_up(
         self,
-        b:int,             # how many
-        generator,         # `torch.Generator`; its device is where the rows are made
-        scale:float=1.,    # size of floats and pixels; ids and labels keep their range
-    ):                     # x, y: raw rows as from `rows`
-        "Make up rows that are nobody's, of the right shapes and types."
+        b:int,      # how many
+        generator,  # `torch.Generator` of the CPU
+    ):              # x, y: raw rows as from `rows`, on the CPU
+        "Make up rows of the right shapes and types."
         # ValueError: `probe` returned another number of rows
         if not self.probe:
-            x, y, seen = self._seen
-            return (tree_map(lambda v: _noise(v, b, generator, scale), x),
-                    tree_map(lambda v, values: _labels(v, values, b, generator), y, seen))
+            x, y = self._seen
+            return (tree_map(lambda v: _noise(v, b, generator), x),
+                    tree_map(lambda v: _labels(v, b, generator), y))
         x, y = self.probe(b, generator)
         if {len(v) for v in leaves((x, y))} != {b}:
             shapes = [tuple(v.shape) for v in leaves((x, y))]

@@ -34,12 +34,12 @@ def by_person(
     owners,  # (n,) whose each row is
     held,    # owners who are tested on
 ):           # `Examples`
-    "Split by person: nobody is on both sides."
-    # ValueError: nobody on one side
+    "Split by person, so that no person is on both sides."
+    # ValueError: one side is empty
     held = set(_plain(held))
     tested = torch.tensor([owner in held for owner in _plain(owners)])
     if tested.all() or not tested.any():
-        raise ValueError(f"{held=} leaves nobody on one side")
+        raise ValueError(f"{held=} leaves one side empty")
     groups = None if data.groups is None else data.groups[~tested]
     return data.replace(train_x=data.train_x[~tested], train_y=data.train_y[~tested],
                         test_x=data.train_x[tested], test_y=data.train_y[tested], groups=groups)

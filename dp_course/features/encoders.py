@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MADE_BY', 'ENCODERS', 'ENCODED', 'encoder_state', 'save_encoder', 'find_start', 'load_start', 'load_whole',
-           'stage_maps', 'low_precision', 'encoder_parts', 'encoder_features', 'load_encoder', 'EncoderMaps',
-           'is_small', 'encoder_words', 'encoded']
+           'stage_maps', 'low_precision', 'encoder_parts', 'load_encoder', 'EncoderMaps', 'is_small', 'encoder_words',
+           'encoded']
 
 # %% ../../nbs/workshop/features/encoders.ipynb #78127ad1
 import json
@@ -23,6 +23,7 @@ from ..basics import data_root
 from ..data import leaf_images
 from .cache import cached_features
 from .patches import LeafRecipe, leafed
+from .scattering_transform import place_unit
 from ..gradients import has_bfloat16
 from ..models import resnet20, wide_resnet
 from ..training import load_checked, save_atomic
@@ -124,7 +125,7 @@ def stage_maps(
     model,  # whose children end in pooling, flatten, linear; a map halves between two stages
     x,      # (b,c,h,w)
 ):          # the maps (b,c',h',w') after the last two stages
-    "Run a network up to its pooling and keep what the last two stages say."
+    "Run a network up to its pooling and keep the maps of the last two stages."
     maps = {}
     for layer in model.children():
         if isinstance(layer, nn.AdaptiveAvgPool2d):
@@ -144,27 +145,13 @@ def encoder_parts(
     x,           # (b,c,h,w) uint8
     grid:int=4,  # parts of an image, each way
 ):               # two maps (b,c',grid,grid) float32
-    "Average what a frozen encoder says over the parts of an image, and over its mirror image."
+    "Average the maps of a frozen encoder over the parts of an image, and over its mirror image."
     image = (x.float()/255 - .5)/.25
     both = torch.cat([image, image.flip(-1)])
     with low_precision():
         maps = stage_maps(model, both)
     parts = [F.adaptive_avg_pool2d(m.float(), grid) for m in maps]
     return [sum(m.chunk(2))/2 for m in parts]
-
-
-def encoder_features(
-    model,
-    x,             # (n,c,h,w) uint8
-    chunk:int=128,
-    grid:int=4,    # parts of an image, each way
-):                 # (n,f) float32: of every image and its mirror image, averaged
-    "Describe images by what a frozen encoder says about the parts of each."
-    rows = []
-    for some in x.split(chunk):
-        parts = encoder_parts(model, some, grid)
-        rows.append(torch.cat([m.flatten(1) for m in parts], 1))
-    return torch.cat(rows)
 
 # %% ../../nbs/workshop/features/encoders.ipynb #fb3ae55f
 def load_encoder(
@@ -191,19 +178,13 @@ class EncoderMaps:
     def __init__(
         self,
         name,                # as for `load_encoder`
-        shape,               # (c,h,w) of the images
+        shape,               # (c,h,w) of the images: one colour or three
         synthetic:int=1000,  # leaf images that normalize
     ):
-        # ValueError: neither one colour nor three
-        if shape[0] not in (1, 3):
-            raise ValueError(f"images of {shape[0]} channels: an encoder sees one colour or three")
         self.model, _ = load_encoder(name)
-        self.unit = []
         leaves = leaf_images(synthetic, max(shape[1:]), seed=1, textured=True)
         parts = [encoder_parts(self.model, some) for some in leaves.split(128)]
-        for m in map(torch.cat, zip(*parts)):
-            std = m.std(0)
-            self.unit.append((m.mean(0), std.clamp(min=.01*std.mean() + 1e-6)))  # some may be dead
+        self.units = [place_unit(torch.cat(m)) for m in zip(*parts)]
 
     def __call__(
         self,
@@ -211,9 +192,8 @@ class EncoderMaps:
     ):      # dict: encoder2, encoder3 (b,c',4,4), float16: mean 0 and std 1 on leaves
         "Turn images into normalized features, each on its own."
         x = x.cpu().expand(-1, 3, -1, -1)
-        maps = zip(encoder_parts(self.model, x), self.unit)
-        return {f"encoder{stage}": ((m - mean)/std).half()
-                for stage, (m, (mean, std)) in enumerate(maps, 2)}
+        maps = zip(self.units, encoder_parts(self.model, x))
+        return {f"encoder{stage}": unit(m).half() for stage, (unit, m) in enumerate(maps, 2)}
 
 # %% ../../nbs/workshop/features/encoders.ipynb #f22587fa
 ENCODED = {"leaves-encoder": "resnet20-synthetic"}  # features -> the encoder that they read
@@ -243,7 +223,7 @@ def encoded(
     recipe=LeafRecipe(),
     cache=None,                 # as for `cached_features`
 ):                              # `Examples` of dicts: scatter, patches, encoder2, encoder3
-    "Turn a data set into leaf features and what an encoder says."
+    "Turn a data set into leaf features and the maps of an encoder."
     # ValueError: rows that are no images. FileNotFoundError: no such encoder
     if is_small(data):
         name = ""

@@ -725,11 +725,9 @@ class StandardizedWeight:
         inner,    # `ConvWeight` of the filters that the convolution used
         filters,  # what `centred()` returned: c (o,n), f (o,1), h (o,1)
         y=None,   # ((k b),o,...) the convolution's output without bias, if somebody kept it
-        of=None,  # the `StandardizedWeight` of more examples, which knows some things already
     ):
         self.inner, self.filters, self.y = inner, filters, y
         self.held = None  # (b,o) <G,1> and <G,c>, once they were asked for
-        self.in_order = of and of.in_order  # c as gradients made by pixels lie in memory
         self.x, self.g, self.shape = inner.x, inner.g, inner.shape
 
     needs_float64 = property(lambda self: self.inner.needs_float64)
@@ -747,18 +745,13 @@ class StandardizedWeight:
         c, f, h = self.filters
         g1, gc = self._projections()
         g1, gc = (g1*f.T/c.shape[1])[..., None], (gc*h.T).neg()[..., None]  # (b,o,1)
-        c = self._ordered()
+        c = c.view(self.shape).movedim(1, -1).flatten(1)  # as gradients made by pixels lie
 
         def start(rows, part):
             torch.mul(gc[part], c, out=rows).sub_(g1[part])
 
         g, inner = self.g*f.view(-1, 1, 1), self.inner
         return inner.keep(_gradients_by_pixels(inner.conv, self.x, g, inner.padding, start))
-
-    def _ordered(self):
-        if self.in_order is None and self.x.dim() == 4:
-            self.in_order = self.filters[0].view(self.shape).movedim(1, -1).flatten(1)
-        return self.in_order
 
     def _in_one_product(self):
         "Are the gradients made by pixels, and as wide as the filters?"
@@ -768,8 +761,7 @@ class StandardizedWeight:
         return self.inner.keep(_raw_gradients(gradients, self.filters), once)
 
     def some(self, part):  # slice of b -> the same for a few examples
-        self._ordered()
-        few = StandardizedWeight(self.inner.some(part), self.filters, of=self)
+        few = StandardizedWeight(self.inner.some(part), self.filters)
         few.held = self.held and [products[part] for products in self.held]
         return few
 

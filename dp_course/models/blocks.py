@@ -7,7 +7,7 @@ __all__ = ['norm_and_relu', 'BasicBlock', 'WideBlock', 'three_stages', 'linear_h
 
 # %% ../../nbs/workshop/models/blocks.ipynb #4c75c373
 import math
-from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -116,34 +116,19 @@ def _add_cost(rows, seen, name, module, args, y):
     row["params"] += sum(p.numel() for p in new)
     seen.update(new)
 
-
-@contextmanager
-def _evaluating(model):
-    "Put every module into eval mode for a while, then back to its own."
-    modes = {m: m.training for m in model.modules()}
-    try:
-        yield model.eval()
-    finally:
-        for m, training in modes.items():
-            m.training = training
-
 # %% ../../nbs/workshop/models/blocks.ipynb #fc7763f0
 def cost_table(
     model:nn.Module,
     shape,            # of one example, without the batch: (c,h,w)
 ):                    # list of dicts: name, kind, out (shape), params, macs
-    "Count parameters and multiply-adds per layer for one example; leave the model as it was."
+    "Count parameters and multiply-adds per layer for one example, on a copy of the model."
     # Convolutions, transposed ones and linear layers count as multiplying; one forward pass.
-    rows, seen, handles = {}, set(), []
+    model = deepcopy(model).eval()
+    rows, seen = {}, set()
+    for name, m in model.named_modules():
+        if next(m.parameters(recurse=False), None) is not None:
+            m.register_forward_hook(partial(_add_cost, rows, seen, name))
     like = next(model.parameters())
-    example = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)
-    try:
-        for name, m in model.named_modules():
-            if next(m.parameters(recurse=False), None) is not None:
-                handles.append(m.register_forward_hook(partial(_add_cost, rows, seen, name)))
-        with torch.no_grad(), _evaluating(model):
-            model(example)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad():
+        model(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
     return list(rows.values())

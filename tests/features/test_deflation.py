@@ -18,8 +18,7 @@ from dp_course.features import (
     DeflatedRows,
     Deflation,
     clipped_mean,
-    deflated,
-    loud_directions,
+    leading_directions,
 )
 
 
@@ -39,15 +38,14 @@ def test_a_row_is_its_image_s_own_and_as_long_as_one(describe):
 
 
 def test_no_more_directions_are_found_than_there_are():
-    rows = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
-    directions, shares = loud_directions(rows, 20)
+    directions, shares = leading_directions(torch.randn(200, 5, generator=generator()), 20)
     assert directions.shape == (5, 5) and len(shares) == 5
-    torch.testing.assert_close(directions.T @ directions, torch.eye(5), atol=1e-4, rtol=0)
+    near(directions.T @ directions, torch.eye(5), 1e-4)
 
 
-def test_loud_directions_are_those_of_the_svd():
+def test_leading_directions_are_those_of_the_svd():
     x = torch.randn(30, 50, generator=generator(), dtype=torch.float64)*torch.logspace(0, -2, 50)
-    directions, shares = loud_directions(x, 10)
+    directions, shares = leading_directions(x, 10)
     _, values, vectors = torch.linalg.svd(x, full_matrices=False)
     near(shares, values[:10]**2/30, 1e-9)
     near((directions.T @ vectors[:10].T).abs(), torch.eye(10, dtype=torch.float64), 1e-6)
@@ -60,7 +58,7 @@ def test_deflation_is_its_formula():
     x = found.rows(maps)
     turned = x @ (torch.eye(29) - v @ torch.diag(1 - (.01/(e + .01)).sqrt()) @ v.T)
     near(found(maps), turned/turned.norm(dim=1, keepdim=True), 1e-2)  # bfloat16
-    near(loud_directions(x, 7)[1], e, 1e-5)
+    near(leading_directions(x, 7)[1], e, 1e-5)
     assert (found(maps) - x).norm() > .1
 
 
@@ -85,17 +83,6 @@ def test_everybody_is_in_every_batch_and_the_mean_is_paid(eps):
     near(rates/(1 - config.momentum)*config.max_norm, 40_000., 10.)
     if eps == 3:
         near(plan.sigma, 14.042, .01)
-
-
-def test_what_is_no_image_is_refused():
-    rows = Examples(torch.zeros(4, 7), torch.arange(4))
-    with pytest.raises(ValueError, match="images"):
-        deflated(rows, cache=False)
-
-
-def test_two_colours_are_refused():
-    with pytest.raises(ValueError, match="one colour or three"):
-        DeflatedRows(DeepRecipe().sketch(), (2, 8, 8))
 
 
 def test_the_gradient_of_an_example_is_as_long_as_the_slope_of_its_scores():

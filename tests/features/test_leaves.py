@@ -2,7 +2,7 @@
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from toys import first_digits, generator
 from toys import loss as ce
 
-from dp_course import features
 from dp_course.basics import near
 from dp_course.cli import (
     FEATURES,
@@ -25,17 +24,16 @@ from dp_course.cli import (
     make_trainer,
     train,
 )
-from dp_course.data import Examples, drawings, load
+from dp_course.data import drawings, load
 from dp_course.features import cache, encoder_state, save_encoder
 from dp_course.features import encoders as E
 from dp_course.features import patches as L
 from dp_course.features import pretraining as P
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
-from dp_course.models import resnet20, wide_resnet
+from dp_course.models import resnet20
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import HeadFirst, Record, Trainer, read_record, save_atomic
-from experiments import harness
-from experiments import leaves as recipe
+from experiments import pretraining as judged
 
 by = pytest.mark.parametrize
 # -- the images ------------------------------------------------------------------------------------
@@ -53,7 +51,7 @@ def slow_front(thrown, n, side):
     return front
 
 
-@by("smallest, side", [(1., 24), (3., 48), (20., 48)])
+@by("smallest, side", [(1., 24), (20., 48)])
 def test_painting_by_depth_is_painting_in_order(smallest, side):
     thrown = drawings._throw(2, 80, side, smallest, generator(1))
     got, want = drawings._paint(thrown, 2, side), slow_front(thrown, 2, side)
@@ -81,18 +79,6 @@ def test_images_are_the_same_for_everybody():
 FEW = L.LeafRecipe(patches=20, synthetic=70)
 
 
-def test_patches_are_whitened_windows():
-    x = torch.rand(2, 3, 12, 12, generator=generator())
-    filters = torch.randn(5, 3, 4, 4, generator=generator(1))
-    filters -= filters.mean((1, 2, 3), keepdim=True)
-    windows = F.unfold(x, 4).mT
-    centred = windows - windows.mean(2, keepdim=True)
-    contrast = (centred.square().mean(2, keepdim=True) + .04**2).sqrt()
-    likeness = ((centred/contrast) @ filters.flatten(1).T).mT.unflatten(2, (9, 9))
-    want = F.adaptive_avg_pool2d(torch.cat([F.relu(likeness - .25), F.relu(-likeness - .25)], 1), 3)
-    near(L.Patches(filters, grid=3)(x), want, 1e-4)
-
-
 def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
     x = L.leaf_images(100).float()/255
     filters = L.patch_filters(x, 40)
@@ -105,43 +91,10 @@ def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
     assert spread.max()/spread.min() < 3  # before the whitening directions differ a thousandfold
 
 
-def test_features_are_of_each_image_alone():
-    d = first_digits()
-    describe = L.LeafFeatures(FEW, d.train_x.shape[1:])
-    f = describe(d.train_x[:6])
-    assert {name: tuple(m.shape) for name, m in f.items()} == {
-        "scatter": (6, 81, 2, 2), "patches": (6, 40, 3, 3)}
-    others = describe(torch.cat([d.train_x[4:5], 255 - d.train_x]))
-    assert all(torch.equal(others[name][0], f[name][4]) for name in f)
-    assert all(m.isfinite().all() and m.dtype == torch.float16 for m in f.values())
-
-
-# -- the cache -------------------------------------------------------------------------------------
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("leaves")
     return folder, L.leafed(first_digits(), FEW, folder)
-
-
-def same_rows(a, b):
-    idx = torch.tensor([3, 0, 59])
-    near(a.rows(idx), b.rows(idx), 0)
-    near(list(a.test_rows(7)), list(b.test_rows(7)), 0)
-    return True
-
-
-def test_the_cache_gives_back_what_was_computed(kept, monkeypatch):
-    folder, data = kept
-    assert "synthetic" in data.name and len(data) == 60
-    assert same_rows(data, L.leafed(first_digits(), FEW, cache=False))
-    monkeypatch.setattr(cache, "_fill", None)  # nothing is computed again
-    assert same_rows(data, L.leafed(first_digits(), FEW, folder))
-
-
-def test_only_images_become_features():
-    with pytest.raises(ValueError, match="data set of images"):
-        L.leafed(Examples(torch.zeros(4, 3), torch.zeros(4).long()), FEW, cache=False)
 
 
 # -- the mean and the networks ---------------------------------------------------------------------
@@ -192,21 +145,13 @@ def test_the_mean_is_bought_in_the_weights_of_the_model(kept):
     def written(values):
         model.mean.copy_(values["mean"])
 
-    L.buy_mean(SimpleNamespace(data=data, model=model, plan=plan, noisy=noisy,
+    L.release_mean(SimpleNamespace(data=data, model=model, plan=plan, noisy=noisy,
                                set_weights=written), 10.)
     rows = L.weighed(data.rows(torch.arange(60))[0], weights)
     bound = L.feature_bound(shapes_of(data), weights)
     near(bought["sensitivity"], bound/60, 1e-12)
     factors = (bound/rows.norm(dim=1, keepdim=True)).clamp(max=1)
     near(model.mean, (factors*rows).mean(0), 1e-5)
-
-
-def test_on_leaves_the_bound_is_the_length_of_a_feature_vector():
-    describe = L.LeafFeatures(FEW, (1, 8, 8))
-    f = describe(L.leaf_images(70, 8, seed=5)[:, :1])
-    length = L.weighed(f).norm(dim=1).square().mean().sqrt()
-    bound = L.feature_bound({name: m.shape[1:] for name, m in f.items()})
-    assert .8 < 1.5*length/bound < 1.25
 
 
 @by("make", [L.leaves_linear, partial(L.leaves_linear, coarse=1.), partial(L.leaves_cnn, width=8)])
@@ -249,17 +194,6 @@ TOY = P.Pretraining(images=40, batch_size=16, views=32*6, size=16, precision="fl
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
     return P.leaf_stock(TOY, tmp_path_factory.mktemp("stock"))
-
-
-def test_loss_is_that_of_the_definition():
-    u, v = (torch.randn(7, 5, generator=generator(s)).double() for s in (0, 1))
-    u, v = F.normalize(u, dim=1), F.normalize(v, dim=1)
-    kernel = [torch.stack([(-2*(z[i] - z[j]).square().sum()).exp()
-                           for i in range(7) for j in range(7) if i != j]).mean().log()
-              for z in (u, v)]
-    want = (u - v).square().sum(1).mean() + sum(kernel)/2
-    near(P.align_uniform(3*u, v/2), want, 1e-5)
-    near(P.align_uniform(torch.ones(4, 3), torch.ones(4, 3)), 0, 1e-6)
 
 
 def test_views_stay_inside_the_image_and_change_only_place_and_light():
@@ -312,56 +246,40 @@ def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
     near(dict(again.model.state_dict()), dict(whole.model.state_dict()))
 
 
+def test_a_longer_run_begins_with_an_encoder(stock, tmp_path):
+    first = P.drawn_run(TOY, stock, tmp_path/"first")
+    first.work(say=lambda text: None)
+    longer = P.drawn_run(TOY, stock, tmp_path/"longer", start=first.file(".pt"))
+    near(encoder_state(longer.model), encoder_state(first.model), 2e-2)  # bfloat16
+    assert longer.t == 0 and longer.about["start"]["views"] == TOY.views
+    longer.work(say=lambda text: None)
+    _, about = E.load_encoder(longer.file(".pt"))
+    assert about["start"]["name"] == str(first.file(".pt"))
+
+
 def test_a_feature_that_leaves_never_move_stays_small(monkeypatch):
     "A photograph may wake it: divided by a std of nothing it would drown all others."
     leaves = torch.stack([torch.linspace(0, 1, 500), torch.zeros(500)], 1)
     photographs = torch.tensor([[.5, 0.], [.5, .01]])  # in the second it stirs
     told = iter([leaves, photographs])
-    monkeypatch.setattr(P, "encoder_features", lambda model, x: next(told))
-    found, = P.normalized_features(None, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    monkeypatch.setattr(judged, "encoder_features", lambda model, x: next(told))
+    found, = judged.normalized_features(None, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
     assert found[0, 1] == 0 and 0 < found[1, 1] < 1000, "a millionth as std made it 884,000"
 
 
-def test_an_encoder_fits_its_network_only(tmp_path):
-    model = resnet20(classes=TOY.outputs)
-    about = dict(data="synthetic leaves")
-    save_encoder(model, TOY, 192, tmp_path/"a.pt", about)
-    other = resnet20()
-    last = other[-1].weight.clone()
-    about = features.load_start(other, tmp_path/"a.pt")
-    assert about["views_seen"] == 192 and "synthetic" in about["data"]
-    assert torch.equal(other[-1].weight, last)
-    near(other[0].weight, model[0].weight, 4e-3)
-    assert (tmp_path/"a.pt").stat().st_size < 700_000
-    with pytest.raises(ValueError, match="does not fit"):
-        features.load_start(wide_resnet(10, 2), tmp_path/"a.pt")
-    with pytest.raises(FileNotFoundError, match="no encoder"):
-        features.load_start(other, "nobody")
-
-
 @pytest.mark.slow
-def test_a_probe_sees_the_last_two_stages_and_learns():
-    maps = features.stage_maps(wide_resnet(10, 2), torch.zeros(2, 3, 16, 16))
-    assert [tuple(m.shape) for m in maps] == [(2, 64, 8, 8), (2, 128, 4, 4)]
+def test_a_verdict_goes_into_the_record(stock, tmp_path):
+    P.drawn_run(TOY, stock, tmp_path).work(say=lambda text: None)
+    run = judged.run_of(tmp_path/"pretrain-resnet20-0")
+    assert run.t == TOY.steps
     d = first_digits(1000, 200)
     d = d.replace(train_x=d.train_x.repeat(1, 3, 2, 2), test_x=d.test_x.repeat(1, 3, 2, 2))
-    plan = PrivacyPlan(n=1000, batch_size=400, steps=15, eps=3., delta=1e-5)
-    found = P.probe(resnet20(), d, plan, rates=(2.,))
-    assert found[2.] > .4  # .1 is guessing
-
-
-def test_impossible_settings_are_refused():
-    for bad in (dict(model="vgg"), dict(batch_size=1), dict(views=10), dict(precision="half")):
-        with pytest.raises(ValueError, match="pass"):
-            P.Pretraining(**bad)
+    line = judged.judge(run, d, steps=15, say=lambda text: None)
+    assert line["probe"]["random"] > .4  # .1 is guessing
+    assert read_record(run.file(".jsonl"))[-1]["probe"] == line["probe"]
 
 
 # -- an encoder's maps -----------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class SimpleToy:
-    model: str = "transfer_cnn"
-
 
 def large_digits(n=12, held=4):
     d = first_digits(n, held)
@@ -387,7 +305,7 @@ def test_the_maps_of_an_encoder_stand_beside_the_others(tmp_path, monkeypatch):
     other = E.encoded(given, two, FEW, tmp_path)  # other weights have other files
     assert not np.array_equal(data.train_x["encoder3"], other.train_x["encoder3"])
     assert np.array_equal(data.train_x["patches"], other.train_x["patches"])
-    monkeypatch.setattr(cache, "_fill", None)  # nothing is computed again
+    monkeypatch.setattr(cache, "_described", None)  # nothing is computed again
     again = E.encoded(given, one, FEW, tmp_path)
     for part in ("train_x", "test_x"):
         for name, v in getattr(data, part).items():
@@ -405,17 +323,7 @@ def test_an_encoder_looks_at_one_image_at_a_time():
     near(grey(x[:6, :1])["encoder3"].float(), found["encoder3"].float(), 2e-2)
 
 
-def test_what_is_no_encoder_for_images_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no encoder"):
-        E.encoded(large_digits(), str(tmp_path/"none.pt"), FEW, tmp_path)
-    with pytest.raises(ValueError, match="2 channels"):
-        E.EncoderMaps("", (2, 32, 32))
-    save_encoder(resnet20(), SimpleToy(), 10, tmp_path/"other.pt")
-    with pytest.raises(ValueError, match="transfer_cnn.*dp-pretrain"):
-        E.load_encoder(str(tmp_path/"other.pt"))
-
-
-# -- the first phase, presets, recipes -------------------------------------------------------------
+# -- the head first ------------------------------------------------------------------------------
 
 def begun(steps=4, head=2, engine=fast_grad_sum):
     torch.manual_seed(0)
@@ -458,20 +366,7 @@ def test_the_body_stands_still_then_moves_without_old_momentum():
         trainer.step()  # the first phase is charged like any other
 
 
-@by("model, features", [("leaves_linear", "scatter"), ("scatter_cnn", "leaves"),
-                        ("resnet20", "leaves-1600"), ("leaves_coarse", "public-net"),
-                        ("leaves_cnn", "")])
-def test_networks_get_the_features_that_they_are_named_after(model, features):
-    with pytest.raises(ValueError, match="do not fit"):
-        make_config("digits-eps3", model=model, features=features)
-
-
-def test_settings_that_mean_nothing_are_refused():
-    for preset, bad in (("leaves-linear-eps3", dict(start="a")), ("digits-eps3", dict(centre=10.)),
-                        ("scatter-cnn-eps3", dict(head_steps=5))):
-        with pytest.raises(ValueError, match="for"):
-            make_config(preset, **bad)
-
+# -- presets, recipes --------------------------------------------------------------------------
 
 def test_the_plan_pays_for_the_mean():
     "2.7237 with the release, 2.7010 without."
@@ -532,44 +427,12 @@ def test_a_miniature_buys_its_mean_and_leaves_a_record(tmp_path, monkeypatch, pr
     assert "mean of the features" in last["statement"]
 
 
-@pytest.mark.slow
-@by("preset, given", [("resnet20-cpu-eps3-fast", {}),
-                      ("resnet20-synthetic-eps3-fast", dict(head_steps=2))])
-def test_networks_for_a_cpu_run_and_resume(tmp_path, preset, given):
-    config = make_config(preset, **given)
-    for job in (Job(config, out=tmp_path, device="cpu", seed=3, steps=1),
-                Job(config, out=tmp_path, device="cpu", seed=3, resume=True)):
-        end = train(job, say=lambda line: None, show=False)
-    assert end["finished"] and end["step"] == 3
-
-
 def test_a_start_is_loaded_by_the_command(tmp_path):
     model = resnet20(classes=8, in_channels=1)
     save_encoder(model, TOY, 10, tmp_path/"start.pt")
     config = make_config("resnet20-cpu-eps3-fast", start=str(tmp_path/"start.pt"))
     made = make_trainer(config, load("digits"), seed=0).model
     near(encoder_state(made), encoder_state(model), 1e-2)
-
-
-@by("part", list(recipe.PARTS))
-def test_a_recipe_lists_each_setting_once(part):
-    cells = recipe.PARTS[part]([])
-    keys = list(map(recipe.key, cells))
-    assert len(set(keys)) == len(keys) >= 2
-    assert all(recipe.config_of_cell(cell).n_val == 5000 for cell in cells)
-
-
-@pytest.mark.slow
-def test_a_recorded_run_is_not_run_again(tmp_path, monkeypatch):
-    base = "resnet20-cpu-eps3-fast"
-    cells = recipe.grid(base, dict(lr=1.), stop=2)
-    monkeypatch.setitem(recipe.PARTS, "toy", cells)
-    data = load("digits").split(300)
-    cell, = cells([])
-    harness.write(tmp_path/"a.jsonl", recipe.run(cell, data))
-    row, = harness.rows_of(recipe, tmp_path/"a.jsonl")
-    assert recipe.key(row) == recipe.key(cell)
-    assert row["step"] == 2 and row["tested_on"] == 300 and 0 < row["eps"] < 3
 
 
 @pytest.mark.parametrize("argv", [["foo"], ["resnet20", "--views", "many"]])

@@ -1,13 +1,10 @@
 "Public networks, features and the sweep of lesson 19: shapes, exactness, files, what is run when."
-import ast
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
-from toys import code_of, digits_between, generator
+from toys import digits_between, generator
 from toys import loss as ce
 
 from dp_course import features
@@ -18,11 +15,9 @@ from dp_course.cli import (
     PRESETS,
     Job,
     images_of,
-    load_data,
     make_config,
     make_model,
     make_plan,
-    make_trainer,
     open_release,
     releases,
     setup,
@@ -32,12 +27,11 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.data import Examples, load
 from dp_course.data import datasets as data_module
-from dp_course.features import cache, load_start, save_encoder
+from dp_course.features import cache, save_encoder
 from dp_course.features import pretraining as N
 from dp_course.features import transfer as P
 from dp_course.gradients import fast_grad_sum, loop_grad_sum
-from dp_course.models import resnet20
-from dp_course.training import flat_row, read_record, sweep
+from dp_course.training import read_record
 from experiments import harness
 from experiments import public_start as recipe
 
@@ -63,12 +57,6 @@ def test_a_public_training_learns_and_says_so(trained):
     assert lines[-1]["finished"] and lines[-1]["public_accuracy"] > .6
     losses = [line["loss"] for line in lines if line["kind"] == "epoch"]
     assert losses[-1] < losses[0]
-
-
-def test_a_public_encoder_offered_to_another_network_is_refused_by_name(trained):
-    run, out = trained
-    with pytest.raises(ValueError, match=f"{run.config.net}: it does not fit this network"):
-        load_start(resnet20(), out/"small.pt")
 
 
 def test_every_example_is_seen_once_an_epoch():
@@ -122,34 +110,9 @@ def test_engines_are_exact_on_what_moves(what):
     assert whole <= 5*.3*(1 + 1e-9)
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     assert not set(frozen) & set(fast) and bool(frozen) == (what != "all")
-    kinds = {"head": (), "norms": ("GroupNorm",), "adapters": ("Adapter",)}.get(what)
-    if kinds is not None:
-        expected = {f"{len(model) - 1}.{part}" for part in ("weight", "bias")}
-        for name, m in model.named_modules():
-            if type(m).__name__ in kinds:
-                own = [n for n, _ in m.named_parameters() if not n.startswith("conv.")]
-                expected |= {f"{name}.{n}" for n in own}
-        assert set(fast) == expected
 
 
 # -- features --------------------------------------------------------------------------------------
-
-def test_features_of_an_image_depend_on_it_alone(trained):
-    run, _ = trained
-    data = digits_between(5, 10)
-    all_of_them = P.describe(run.model.eval(), data, data.train_x[:9], k=4)
-    alone = P.describe(run.model, data, data.train_x[4:5], k=4)
-    near(all_of_them[4:5].float(), alone.float(), .05)
-
-
-def test_the_metric_sees_public_images_only():
-    g = generator()
-    z = torch.randn(300, 6, generator=g) + 2
-    metric = P.PublicMetric(z, power=.5, ridge=0.)
-    near(metric(z).T.cov(correction=0), torch.eye(6), 1e-3)
-    one = torch.randn(6, generator=g)
-    near(metric(one), metric(torch.stack([one, 100*one]))[0], 1e-5)
-
 
 def test_another_file_is_no_public_net(tmp_path):
     from dp_course.training import save_atomic
@@ -247,13 +210,6 @@ def test_papernots_presets_are_what_the_search_chose(monkeypatch):
         assert best == expected and tuning_runs == {len(set(map(recipe.key, cells)))}
 
 
-def test_papernots_five_budgets_are_presets():
-    assert {make_config(name).eps for name in PRESETS if name.startswith("public-max100")} == set(
-        recipe.EPS)
-    for net in recipe.THEIRS[:3]:
-        assert read_by(net) == read_by("max-100") | dict(net=net, name=net)
-
-
 def test_the_preset_of_layers_is_the_best_row_of_the_search():
     tried = [row for row in harness.rows_of(recipe)
              if row["kind_of_run"] == "layers" and row["stage"] == "tune"]
@@ -323,69 +279,16 @@ def as_if_there(monkeypatch, tmp_path):
     return tmp_path
 
 
-def trainer_of(cell, monkeypatch, **given):
-    "What a cell of the sweep trains, and the lines that it leaves."
-    kept = []
-    for name in ("fine_tuner", "train_head"):
-        make = getattr(recipe, name)
-        monkeypatch.setattr(recipe, name, lambda *a, make=make: kept.append(make(*a)) or kept[-1])
-    (start, end), = recipe.run(cell, **given)
-    return kept[-1], end
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("what", features.MOVING)
-def test_a_preset_is_a_row_of_the_sweep(what, as_if_there, monkeypatch):
-    cell = recipe_layers() | dict(stage="final", what=what, steps=4, head_steps=2, lr=8., seed=7)
-    theirs, row = trainer_of(cell, monkeypatch)
-    config = make_config("public-all-eps2", learns=LEARNS[what], batch_size=6., epochs=.4,
-                         head_steps=2)
-    job = Job(config, out=as_if_there/"out", device="cpu", seed=7)
-    end = train(job, say=lambda line: None, show=False)
-    released = open_release(end["paths"]["weights"])
-    state = theirs.model.state_dict()
-    assert released.model.state_dict().keys() == state.keys() and end["step"] == 4
-    for name, v in released.model.state_dict().items():
-        assert torch.equal(v, state[name]), name
-    assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
-    assert end["eps_pld"] == row["eps_pld"] and released.model[-1].weight.any()
-
-
-@pytest.mark.slow
-def test_what_does_not_learn_stays_as_it_was(as_if_there):
-    body = encoder_of_public_net(as_if_there/"again.pt")
-    for learns, moved in (("head", 0), ("head+norms", 16), ("head+adapters", 0)):
-        config = make_config("public-all-eps2", learns=learns, batch_size=20., epochs=1.,
-                             head_steps=0)
-        trainer = make_trainer(config, load_data(config), seed=0).fit()
-        after = {name.replace(".conv.", "."): v for name, v in trainer.model.named_parameters()}
-        before = {name: v for name, v in body.named_parameters() if name in after}
-        assert len(before) == len(list(body.parameters())) - 2  # all but its last layer
-        others = [name for name, v in before.items()
-                  if not torch.equal(v.bfloat16().float(), after[name])]
-        assert len(others) == moved, others
-
-
-@pytest.mark.slow
-def test_papernots_preset_is_a_row_of_the_sweep(as_if_there, monkeypatch):
-    cell = MAX_100 | dict(stage="final", steps=5, batch=60., seed=3)
-    theirs, row = trainer_of(cell, monkeypatch)
-    config = make_config("public-max100-eps2.12", batch_size=30., epochs=2.5)
-    job = Job(config, out=as_if_there/"out", device="cpu", seed=3)
-    end = train(job, say=lambda line: None, show=False)
-    released = open_release(end["paths"]["weights"])
-    assert torch.equal(released.model[-1].weight, theirs.model[-1].weight)
-    assert end["test_accuracy"] == row["test_accuracy"] == released.accuracy()[0]
-
-
-@pytest.mark.slow
-def test_each_network_and_each_reading_has_a_file(as_if_there):
+def test_each_network_and_each_reading_has_a_file(as_if_there, monkeypatch):
     found = [FEATURES[name](photographs()).train_x for name in ("public-net", "max-100")]
     found += [FEATURES["max-100"](photographs(), **other).train_x
               for other in (dict(power=0.), dict(within=True), dict(k=2))]
     assert [x.shape[1] for x in found] == [2048] + 4*[1024]
     assert len(list((as_if_there/"features").glob("*.npy"))) == 5
     assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+    monkeypatch.setattr(cache, "_described", None)  # nothing is computed again
+    assert torch.equal(FEATURES["public-net"](photographs()).train_x, found[0])
 
 
 @pytest.mark.parametrize("preset, given, words", [
@@ -406,41 +309,11 @@ def test_public_images_of_another_size_are_refused(as_if_there):
         make_model(config, load("digits"))
 
 
-@pytest.mark.slow
-def test_photographs_become_features_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("DP_COURSE_DATA", str(tmp_path))
-    monkeypatch.setattr(P, "load", lambda name: photographs(90, seed=1))
-    (tmp_path/"starts").mkdir()
-    encoder_of_public_net(tmp_path/"starts/public-net.pt")
-    first = P.public_featured(photographs())
-    assert first.train_x.shape == (60, 2048) and first.train_x.dtype == torch.float16
-    assert "public features" in first.name
-    monkeypatch.setattr(cache, "_fill", None)  # nothing is computed again
-    assert torch.equal(P.public_featured(photographs()).train_x, first.train_x)
-
-
-@pytest.mark.slow
-def test_the_head_of_a_public_start_learns_first(tmp_path):
-    public = encoder_of_public_net(tmp_path/"a.pt", channels=1)
-    config = make_config("public-all-eps2-fast", start=str(tmp_path/"a.pt"), head_steps=1)
-    trainer = make_trainer(config, load("digits"), seed=0)
-    near(trainer.model[0][0].weight, public[0][0].weight, .01)  # bfloat16
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    for moved in (2, len(before)):
-        trainer.step()
-        now = dict(trainer.model.named_parameters())
-        assert sum(not torch.equal(now[name], p) for name, p in before.items()) == moved
-
-
 def test_a_public_start_is_called_public():
     for name in PRESETS:
-        if name.startswith(("public-linear", "public-max100")):
+        if name.startswith("public-"):
             assert images_of(vars(make_config(name))) == "public (CIFAR-100)"
             assert images_of(vars(make_config(f"{name}-fast"))) == "synthetic"  # drawn bars
-    assert images_of(vars(make_config("public-all-eps2"))) == "public (CIFAR-100)"
-    assert images_of(vars(make_config("public-all-eps2-fast"))) == "synthetic"  # drawn bars
-    other = make_config("resnet20-synthetic-eps3")
-    assert images_of(vars(other)) == "synthetic"
     rows = {row.preset: row.images for row in summaries()}
     assert {name for name in rows if "CIFAR-100" in rows[name]} == {
         name for name in PRESETS if name.startswith("public-")}
@@ -448,51 +321,7 @@ def test_a_public_start_is_called_public():
 
 # -- the sweep -------------------------------------------------------------------------------------
 
-def made_up_parts(n=600, f=20, k=2):
-    g = generator()
-    centres = 2*torch.randn(10, f, generator=g)
-    y = torch.arange(n) % 10
-    x = centres[y][:, None] + torch.randn(n, k, f, generator=g)
-    return dict(train=x[:500].half(), train_y=y[:500], test=x[500:].half(), test_y=y[500:])
-
-
-@pytest.mark.parametrize("change", [{}, dict(k=2), dict(k=2, mean=False)])
-def test_a_head_learns(change):
-    cell = recipe.head_cell("public-net", lr=2., eps=50., steps=30, **change)
-    (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
-    assert end["test_accuracy"] > .6 and end["eps_pld"] <= 50
-    assert start["config"]["net"] == "public-net" and start["plan"]["delta"] == 1e-5
-    row = flat_row([start, end])
-    assert recipe.key(row) == recipe.key(cell | dict(stage="final")), "it would never end"
-
-
-def test_without_privacy_the_features_hold_more():
-    cell = recipe.head_cell("public-net") | dict(kind_of_run="plain", eps=None, lr=.05)
-    (start, end), = recipe.run(cell | dict(stage="final"), parts=made_up_parts())
-    assert start["plan"] is None and end["test_accuracy"] > .8
-    assert recipe.key(flat_row([start, end])) == recipe.key(cell | dict(stage="final"))
-
-
-@pytest.mark.parametrize("what", ["head", "adapters"])
-def test_layers_take_private_steps(trained, what):
-    run, _ = trained
-    data = digits_between(5, 10)
-    cell = dict(kind_of_run="layers", stage="final", net="small", batch=640., steps=3,
-                head_steps=1, lr=.5, eps=3., what=what, seed=0)
-    z = P.describe(run.model.eval(), data, data.train_x[:50], "last")[:, 0]
-    model = features.transfer_cnn(10, 1, 1024, 8)
-    model.load_state_dict(run.model.state_dict())
-    (start, end), = recipe.run(cell, model=model, z=z, data=data)
-    assert end["step"] == 3 and 2.9 < end["eps_pld"] <= 3.
-    assert start["config"]["what"] == what
-    assert recipe.key(flat_row([start, end])) == recipe.key(cell)
-
-
-def accuracies(cells, of=lambda cell: .5):
-    return [cell | dict(accuracy=of(cell)) for cell in cells]
-
-
-def finished(part, of=lambda cell: .5):
+def finished(part, of):
     "What a part asks for when everything that it asks for gets done."
     rows = []
     while True:
@@ -500,137 +329,17 @@ def finished(part, of=lambda cell: .5):
         todo = [cell for cell in part(rows) if recipe.key(cell) not in done]
         if not todo:
             return rows
-        rows += accuracies(todo[:1], of)
+        rows.append(todo[0] | dict(accuracy=of(todo[0])))
 
 
 def test_parts_end_and_test_once(monkeypatch):
     monkeypatch.setattr(recipe, "is_there", lambda net: True)
-    rows = finished(recipe.papernot)
+    rows = finished(recipe.papernot, lambda cell: .5)
     final = harness.chosen(rows, stage="final", net="max-100", power=.25)
     assert {(row["eps"], row["seed"]) for row in final} >= {
         (eps, seed) for eps in recipe.EPS for seed in range(3)}
-    for net in ("half-rand-50", "min-rand-10"):
-        assert {row["eps"] for row in rows if row["net"] == net} == set(recipe.EPS)
-    assert all(row["stage"] == "tune" for row in rows[:8])
     rows = finished(recipe.heads, lambda cell: .5 + .1*(cell["k"] == 2) + .01*cell["power"])
     final = harness.chosen(rows, stage="final")
     assert {row["k"] for row in final if row["layers"] == "several"} == {2}
-    assert len(harness.chosen(final, eps=2., layers="several")) == 3
     rows = finished(recipe.layers, lambda cell: .5 + .1*(cell["what"] == "norms"))
     assert [row["what"] for row in rows if row["stage"] == "final"] == ["norms"]
-    rows = finished(recipe.plain)
-    assert len(rows) == 0 or {row["kind_of_run"] for row in rows} == {"plain"}
-
-
-def test_nothing_is_asked_for_without_a_network(monkeypatch):
-    monkeypatch.setattr(recipe, "is_there", lambda net: False)
-    assert not any(part([]) for part in recipe.PARTS.values())
-
-
-# -- what the lesson says of a record that is not whole --------------------------------------------
-
-def lesson(rows):
-    "The cells that read the record, run on made-up rows; tables and figure in `shown`."
-    path = Path(__file__).resolve().parents[2]/"nbs/19_public_start.ipynb"
-    imports, cells = code_of(path)
-    names, shown = {"faked": rows}, {}
-    exec(imports, names)
-    for start in ("THEIRS", "made_up", "near(sum(", "fig, ax = figure(\"More public",
-                  "headline = ", "def of_preset", "CLAIMS = "):
-        cell, = [cell for cell in cells if cell.startswith(start)]
-        *body, last = ast.parse(cell.replace("rows = recorded()", "rows = faked")).body
-        exec(compile(ast.Module(body, []), start, "exec"), names)
-        if isinstance(last, ast.Expr):
-            found = eval(compile(ast.Expression(last.value), start, "eval"), names)
-            shown[start.strip()] = found if isinstance(found, list) else names["ax"]
-        else:
-            exec(compile(ast.Module([last], []), start, "exec"), names)
-    plt.close("all")
-    return names | {"shown": shown}
-
-
-def row(net, eps=2.12, stage="final", accuracy=.7, **said):
-    usual = dict(kind_of_run="head", layers="last", k=1, mean=True, power=.25, within=True, seed=0)
-    return usual | dict(net=net, target_eps=eps, stage=stage, accuracy=accuracy) | said
-
-
-def test_the_lesson_shows_what_the_search_chose():
-    for power, other in (0., .25), (.25, 0.):
-        rows = [row("max-100", stage="tune", power=other, accuracy=.6),
-                row("max-100", stage="tune", power=power, accuracy=.8),
-                row("max-100", power=power, accuracy=.7), row("max-100", power=None, accuracy=.1),
-                row("max-100", power=other, accuracy=.2),
-                row("half-rand-50", .32, power=power, accuracy=.5)]
-        names = lesson(rows)
-        assert names["beside"]("max-100", 2.12)[0] == 70.
-        assert names["beside"]("half-rand-50", .32)[0] == 50.
-        assert names["beside"]("max-100", .32) == "not run yet"
-        said = {line["public data"]: line["ours (%)"] for line in names["shown"]["near(sum("]}
-        assert said["max-100, raw"] == "10.0 (1 seed)"
-    for k, layers in (1, "last"), (4, "several"):
-        found = dict(k=k, layers=layers)
-        rows = [row("public-net", 2., "tune", .9, **found), row("public-net", 2., "tune", .5, k=2),
-                row("public-net", 2., accuracy=.8, **found), row("public-net", 2., k=2)]
-        assert lesson(rows)["today"]["eps 2"][0] == 80.
-
-
-def test_three_kinds_are_not_tested_by_design():
-    tuned = [row("public-net", 2., "tune", kind_of_run="layers", what=what)
-             for what in features.MOVING]
-    assert {lesson(rows)["tested"]("norms") for rows in ([], tuned)} == {"not run yet"}
-    names = lesson(tuned + [row("public-net", 2., kind_of_run="layers", what="norms")])
-    said = [names["tested"](what) for what in features.MOVING]
-    assert said.count("not tested, by design") == 3
-    assert names["tested"]("norms") == "70.0 (1 seed)"
-
-
-def whole_record(path, accuracy):
-    "A file with every row of all four parts."
-    rows, runs = [], []
-    for part in (recipe.papernot, recipe.heads, recipe.plain, recipe.layers):
-        while True:
-            done = set(map(recipe.key, rows))
-            todo = [cell for cell in part(rows) if recipe.key(cell) not in done]
-            if not todo:
-                break
-            cell = todo[0]
-            start = dict(kind="start", preset="sweep-public_start", config=cell, data="cifar10",
-                         seed=cell["seed"], plan=cell["eps"] and dict(eps=cell["eps"]))
-            end = dict(kind="end", test_accuracy=accuracy(cell), eps_pld=cell["eps"])
-            runs.append([start, end])
-            rows.append(flat_row(runs[-1]))
-    harness.write(path, runs)
-    return sweep(path)
-
-
-@pytest.mark.parametrize("accuracy", [
-    lambda cell: .7, lambda cell: .7 + .01*cell["seed"] - .001*cell["lr"],
-    lambda cell: .1 + .2*(cell.get("power") == 0) + .1*(cell.get("layers") == "last"),
-    lambda cell: .5 + .1*(cell.get("what") == "adapters") + .05*(not cell.get("mean", True))])
-def test_a_whole_record_fills_every_table_and_the_figure(tmp_path, monkeypatch, accuracy):
-    monkeypatch.setattr(recipe, "is_there", lambda net: True)
-    rows = whole_record(tmp_path/"made-up.jsonl", accuracy)
-    names = lesson(rows)
-    for start, table in names["shown"].items():
-        if start.startswith("fig"):
-            labels = [text.get_text() for text in table.get_legend().get_texts()]
-            assert len(labels) == 8 and sum("ours" in label for label in labels) == 4
-            continue
-        assert all(line.keys() == table[0].keys() for line in table), start
-        ladder = start == "def of_preset"
-        words = [str(v) for line in table for v in line.values() if not ladder or "net" in str(v)]
-        assert not [word for word in words if "not run" in word or "nan" in word], start
-    beside, = [line for line in names["shown"]["near(sum("]
-               if (line["public data"], line["eps"]) == ("max-100", 2.12)]
-    assert "(3 seeds)" in beside["ours (%)"]
-    assert len(rows) == len(set(map(recipe.key, rows))) > 50
-
-
-def test_of_no_record_every_table_says_so_and_nothing_else():
-    names = lesson([])
-    for start, table in names["shown"].items():
-        if start.startswith("fig"):
-            labels = [text.get_text() for text in table.get_legend().get_texts()]
-            assert not [label for label in labels if "ours" in label]
-        elif start != "def of_preset":
-            assert "not run yet" in str(table) and "seed" not in str(table)

@@ -1,23 +1,18 @@
 "Scattering against kymatio, the linear engine against the loop, network, cache, statistics, runs."
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from make_kymatio_reference import CASES, image
-from torch import nn
 from toys import loss
 
-from dp_course.cli import Job, make_config, make_trainer, train
-from dp_course.data import Examples, Views, dead_leaves, load
+from dp_course.cli import Job, make_config, train
+from dp_course.data import Examples, Views, load
 from dp_course.features import (
-    ParallelSum,
     Scattering,
     ScatteringRecipe,
-    crop_spectrum,
-    filter_and_subsample,
     filter_bank,
     gabor,
     morlet,
@@ -26,7 +21,6 @@ from dp_course.features import (
     scattered,
 )
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
-from dp_course.models import linear_head
 from dp_course.privacy import Budget, PLDAccountant
 from dp_course.training import load_runs, read_record
 
@@ -105,22 +99,6 @@ def test_filters(size):
     assert (mirrored - morlet(*size, 1.6, .7, 1.2)).abs().max() < 1e-12  # is the opposite angle
 
 
-def test_filter_and_subsample_are_two_steps_in_one():
-    x, psi = randn(3, 12, 8), randn(5, 12, 8, seed=1)
-    z = torch.fft.fft2(x)
-    filtered = torch.fft.ifft2(z[:, None]*psi)
-    want = torch.view_as_real(torch.fft.fft2(filtered[..., ::2, ::2])).flatten(-2)
-    pairs = torch.view_as_real(z).flatten(-2)
-    got = filter_and_subsample(pairs, psi.repeat_interleave(2, -1)/4, 2)
-    assert (want - got).abs().max() < 1e-12
-
-
-def test_a_cropped_spectrum_has_the_lowest_frequencies():
-    x = torch.fft.fftfreq(12)[:, None] + 10*torch.fft.fftfreq(8)
-    want = torch.fft.fftfreq(6)[:, None]/2 + 10*torch.fft.fftfreq(4)/2
-    assert torch.allclose(crop_spectrum(x, 2), want)
-
-
 def test_contract():
     s = Scattering((32, 32))
     x = torch.rand(4, 3, 32, 32)
@@ -140,34 +118,6 @@ def test_impossible_transforms_are_refused():
         Scattering((32, 32))(torch.zeros(1, 32, 16))
 
 
-# -- the linear engine -----------------------------------------------------------------------------
-
-def linear(bias=True, shape=(2, 4, 3), classes=5):
-    "A linear head that does not start from zero, in float64."
-    model = linear_head(shape, classes).double()
-    if not bias:
-        model[1].bias = None
-    return shake(model)
-
-
-def same_as_the_loop(model, x, y, clip):
-    total, norms = fast_grad_sum(model, loss, x, y, clip)
-    want_total, want_norms = loop_grad_sum(model, loss, x, y, clip)
-    assert gap(total, want_total) < 1e-12
-    assert norms.shape == want_norms.shape
-    assert torch.allclose(norms, want_norms, rtol=0, atol=1e-12)
-
-
-@by("shape", [(6, 2, 4, 3), (6, 3, 2, 4, 3), (0, 2, 4, 3), (0, 3, 2, 4, 3)])
-@by("bias", [True, False])
-def test_a_linear_model_has_the_gradients_of_the_loop(shape, bias):
-    model, x, y = linear(bias), randn(*shape, seed=7), torch.arange(shape[0]) % 5
-    if len(shape) == 5:
-        x = Views(x)
-    for clip in (FlatClip(1.), FlatClip(3.), FlatClip(1e6)):
-        same_as_the_loop(model, x, y, clip)
-
-
 # -- the network -----------------------------------------------------------------------------------
 
 @by("shape", [(243, 8, 8), (81, 2, 2), (5, 5, 7), (4, 1, 2)])
@@ -184,32 +134,6 @@ def test_network_has_the_gradients_of_the_loop(shape, views):
                      for engine in (fast_grad_sum, loop_grad_sum))
         assert gap(got[0], want[0]) < 1e-11
         assert (got[1] - want[1]).abs().max() < 1e-9
-
-
-def test_network_is_the_linear_model_plus_something():
-    model = scatter_cnn((6, 4, 4), 3, weight=.25).double()
-    x = randn(5, 6, 4, 4)
-    shake(model.first)
-    want = model.first[1](x.flatten(1)/4)  # the network's last layer is still zero
-    assert (model(x) - want).abs().max() < 1e-12
-    assert torch.equal(ParallelSum(nn.Identity(), nn.Identity(), 3.)(x), 3*x + x)
-    assert sum(p.numel() for p in scatter_cnn((243, 8, 8), 10).parameters()) == 265_236
-
-
-def test_weight_decides_who_fills_the_bound():
-    "At the start only the last layers have gradients; the linear model's scales with `weight`."
-    x, y = randn(6, 9, 4, 4).float(), torch.arange(6) % 4
-
-    def parts(weight):
-        torch.manual_seed(0)
-        model = scatter_cnn(x.shape[1:], 4, weight=weight)
-        _, norms = fast_grad_sum(model, loss, x, y, FlatClip(1.))
-        return norms[0], norms[2:]
-
-    whole, rest = parts(1.)
-    tenth, same = parts(.1)
-    assert torch.allclose(tenth, .1*whole, rtol=1e-5)
-    assert torch.allclose(rest, same) and rest.norm() > 0
 
 
 # -- what is released ------------------------------------------------------------------------------
@@ -249,9 +173,8 @@ def test_each_moment_is_clipped_at_its_own_bound():
 
 
 @pytest.mark.parametrize("bad, words", [
-    (dict(sigma=0), "sigma=0 is no noise multiplier"), (dict(sigma=-1), "sigma=-1 is no noise"),
-    (dict(sigma=math.nan), "sigma=nan is no"), (dict(sigma=math.inf), "sigma=inf is no"),
-    (dict(max_norms=(1., -2.)), "are no bounds"), (dict(max_norms=(0., 2.)), "are no bounds"),
+    (dict(sigma=0), "sigma=0 is no noise multiplier"), (dict(sigma=math.nan), "sigma=nan is no"),
+    (dict(max_norms=(1., -2.)), "are no bounds"),
     (dict(max_norms=(math.nan, 2.)), "are no bounds"), (dict(max_norms=(1.,)), "are no bounds")])
 def test_private_statistics_refuse_what_hides_nobody(bad, words):
     good = dict(sigma=8., max_norms=(1., 2.))
@@ -293,20 +216,6 @@ def test_releases_are_paid_for():
     assert eps(4.45) > 3.06
 
 
-def test_constants_are_public():
-    "The features of an image depend on no other image, and the constants on no image at all."
-    x = load("digits").train_x[:8]
-    recipe = ScatteringRecipe(J=1, synthetic=30)
-    f = recipe.features(x)
-    assert f.dtype == torch.float16 and f.shape == (8, 9, 4, 4)
-    among_others = torch.cat([x[3:4], 255 - x])
-    assert torch.equal(recipe.features(among_others)[0], f[3])
-    assert recipe.features(x[:0]).shape == (0, 9, 4, 4)
-    assert torch.equal(dead_leaves(3), dead_leaves(3)) and dead_leaves(3).std() > .05
-    mirrored = recipe.features(x.flip(-1))  # mirror images have the same features
-    assert torch.allclose(mirrored.float(), f.float(), atol=2e-3)
-
-
 # -- data sets of features ------------------------------------------------------------------------
 
 SMALL = ScatteringRecipe(synthetic=50)
@@ -325,20 +234,10 @@ def digits(tmp_path_factory):
     return folder, scattered(few(), SMALL, folder)
 
 
-def test_another_recipe_is_another_file(digits, tmp_path):
-    _, want = digits
-    scattered(few(), SMALL, tmp_path)
-    other = scattered(few(), ScatteringRecipe(synthetic=51), tmp_path)
-    assert other.train_x.ne(want.train_x).any()
-    assert len(list(tmp_path.glob("*.npy"))) == 2
-
-
 def test_features_are_examples_like_any_other(digits):
     _, features = digits
     assert features.name == "digits (scattered)" and features.classes == few().classes
-    assert torch.equal(features.train_y, few().train_y)
-    x, y = features.made_up(3, torch.Generator().manual_seed(0))
-    assert x.dtype == torch.float16 and x.shape[1:] == features.train_x.shape[1:] and len(y) == 3
+    assert torch.equal(features.train_y, few().train_y) and features.train_x.dtype == torch.float16
     no_test = Examples(few().train_x[:4], few().train_y[:4])
     assert scattered(no_test, SMALL, cache=False).test_x is None
     with pytest.raises(ValueError, match="data set of images"):
@@ -364,18 +263,6 @@ def test_run_leaves_a_record(tmp_path, preset, least, parameters):
     assert 2.99 < end["eps_pld"] <= 3 < end["eps_rdp"] and end["delta"] == 1e-5
     assert end["test_accuracy"] > least  # 0.76 and 0.57 with seed 0; guessing: 0.1
     assert record()[-1]["test_accuracy"] == end["test_accuracy"]
-
-
-@by("preset", ["scatter-linear-eps3-fast", "scatter-cnn-eps3-fast"])
-def test_a_small_micro_batch_changes_nothing(digits, preset):
-    config = make_config(preset, batch_size=30, epochs=1)
-    idx = torch.arange(30)
-    sums = [make_trainer(replace(config, micro_batch=size), digits[1], seed=0)._clipped_sum(idx, 0)
-            for size in (7, 5000)]
-    (small, small_norms), (large, large_norms) = sums
-    assert torch.allclose(small_norms, large_norms, rtol=1e-5)
-    for name in small:
-        assert torch.allclose(small[name], large[name], atol=1e-6), name
 
 
 @by("preset, least", [("scatter-linear-eps3", 70.), ("scatter-linear-eps2.38", 69.),

@@ -9,7 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
 from dp_course.models import (
     TemperedSigmoid,
@@ -135,11 +135,6 @@ def test_raw_gradient_and_its_norm_from_three_scalars(i, o, k, form, scale, eps)
     square = f**2*(total(g*g) - g1**2/n) - (2*f*h - h**2*total(c*c))*gc**2
     norms = square.clamp(min=0).sqrt()[:, 0]
     close(norms, raw.norm(dim=1), rtol=1e-6, atol=1e-6*raw.norm().item())
-    if form == "unit":  # the literature: s^2 = |c|^2/n + eps, a = 1/(n s^2), kappa = 2a - a^2 |c|^2
-        ss = total(c*c)
-        s2 = ss/n + eps
-        a = 1/(n*s2)
-        close(square, (total(g*g) - g1**2/n - (2*a - a*a*ss)*gc**2)/s2)
 
 
 @by("form", FORMS)
@@ -212,51 +207,23 @@ def count_wide(m, k):
     return params + 2*i + 10*i + 10, mults + 10*i
 
 
-def count_chain(convs, dense):
-    "Each conv (i, o, k, side of the output map), each dense (i, o), all with bias."
-    params = sum(i*o*k*k + o for i, o, k, _ in convs) + sum(i*o + o for i, o in dense)
-    mults = sum(s*s*i*o*k*k for i, o, k, s in convs) + sum(i*o for i, o in dense)
-    return params, mults
-
-
-ALLCONV = [
-    (3, 64, 3, 32),
-    (64, 128, 3, 32),
-    (128, 128, 3, 16),
-    (128, 256, 3, 16),
-    (256, 256, 3, 8),
-    (256, 512, 3, 8),
-    (512, 10, 3, 4),
-]
-
-
-def count_papernot(k):
-    return count_chain([(1, k, 8, 14), (k, 2*k, 4, 5)], [(32*k, 32), (32, 10)])
-
-
 COUNTS = [
-    (resnet20, CIFAR, count_resnet20(), 272_474, .245),
-    (wrn16_4, CIFAR, count_wide(2, 4), 2_748_890, 2.36),
-    (wrn40_4, CIFAR, count_wide(6, 4), 8_949_210, 7.8),
-    (allconv_cifar, CIFAR, count_chain(ALLCONV, []), 2_334_730, None),
-    (papernot_cnn, MNIST, count_papernot(16), 26_010, None),
+    (resnet20, CIFAR, 272_474, count_resnet20(), .245),
+    (wrn16_4, CIFAR, 2_748_890, count_wide(2, 4), 2.36),
+    (wrn40_4, CIFAR, 8_949_210, count_wide(6, 4), 7.8),
+    (allconv_cifar, CIFAR, 2_334_730, None, None),
+    (papernot_cnn, MNIST, 26_010, None, None),
 ]
 
 
-@by("make, shape, counted, params, gflop", COUNTS, ids=lambda v: getattr(v, "__name__", ""))
-def test_parameters_and_multiply_adds(make, shape, counted, params, gflop):
+@by("make, shape, params, counted, gflop", COUNTS, ids=lambda v: getattr(v, "__name__", ""))
+def test_parameters_and_multiply_adds(make, shape, params, counted, gflop):
     m = make()
-    assert (size(m), macs(m, shape)) == counted
-    assert size(m) == params
-    assert sum(row["params"] for row in cost_table(m, shape)) == params
-    if gflop:  # three passes, each two operations per multiply-add; as many digits as are quoted
+    assert size(m) == params == sum(row["params"] for row in cost_table(m, shape))
+    if counted:  # three passes, each two operations per multiply-add; as many digits as are quoted
         digits = len(str(gflop).partition(".")[2])
+        assert (params, macs(m, shape)) == counted
         assert round(6*counted[1]/1e9, digits) == gflop
-
-
-def test_width_of_the_second_papernot_layer_follows_the_first():
-    for k in (4, 15, 40):
-        assert size(papernot_cnn(k)) == count_papernot(k)[0]
 
 
 class Shared(nn.Module):
@@ -366,12 +333,7 @@ def test_resnets_against_a_functional_twin(order):
     close(m(x), functional_wide(m.parameters(), x, order, 2), rtol=0, atol=1e-11)
 
 
-def test_defaults_of_the_two_papers():
-    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
-    m = shaken(resnet20)
-    close(m(x), functional_resnet20(m.parameters(), x, "norm-relu"), rtol=0, atol=1e-11)
-    m = shaken(wrn16_4)
-    close(m(x), functional_wide(m.parameters(), x, "relu-norm", 2), rtol=0, atol=1e-11)
+def test_normalizations_of_the_two_papers():
     norms = [g for g in resnet20().modules() if isinstance(g, nn.GroupNorm)]
     assert {g.num_channels//g.num_groups for g in norms} == {4}
     assert {g.num_groups for g in wrn40_4().modules() if isinstance(g, nn.GroupNorm)} == {16}
@@ -389,17 +351,6 @@ def test_papernot_cnn_against_a_functional_twin():
     close(m(x), F.linear(h.tanh(), take(), take()))
 
 
-def test_allconv_against_a_functional_twin():
-    x = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    m = shaken(allconv_cifar, "relu")
-    take, h = partial(next, m.parameters()), x
-    for layer in range(6):
-        h = F.conv2d(h, take(), take(), padding=1).relu()
-        if layer % 2:
-            h = F.avg_pool2d(h, 2)
-    close(m(x), F.conv2d(h, take(), take(), padding=1).mean((2, 3)))
-
-
 @by("name", NETS)
 def test_no_example_sees_another(name):
     make, shape = NETS[name]
@@ -413,52 +364,23 @@ def test_no_example_sees_another(name):
     assert not any(getattr(layer, "inplace", False) for layer in m.modules())
 
 
-@by("name", NETS)
-def test_every_example_by_vmap_equals_the_loop(name):
-    make, shape = NETS[name]
-    m = seeded(make).double()
-    x, y = torch.randn(2, *shape, dtype=torch.float64), torch.tensor([3, 8])
-    params = dict(m.named_parameters())
-
-    def loss(params, x, y):
-        return F.cross_entropy(functional_call(m, params, (x[None],)), y[None])
-
-    got = vmap(grad(loss), (None, 0, 0))(params, x, y)
-    for b in range(2):
-        one = F.cross_entropy(m(x[b:b+1]), y[b:b+1])
-        for key, want in zip(params, torch.autograd.grad(one, list(params.values()))):
-            close(got[key][b], want, rtol=1e-8, atol=1e-10)
-
-
 def test_shapes_of_other_data_sets():
     for make in (resnet20, partial(wide_resnet, 16, 1), allconv_cifar):
         m = make(classes=7, in_channels=1)
-        for b in (0, 1, 2):
-            assert m(torch.zeros(b, *DIGIT)).shape == (b, 7)
-        assert m(torch.zeros(1, *MNIST)).shape == (1, 7)
+        assert [m(torch.zeros(b, *DIGIT)).shape for b in (0, 2)] == [(0, 7), (2, 7)]
     m = papernot_cnn(4, in_channels=3, image_size=32, classes=5)
     assert m(torch.zeros(2, *CIFAR)).shape == (2, 5)
-    for side in (14, 15, 28, 29, 31):
-        m = papernot_cnn(2, image_size=side)
-        assert m(torch.zeros(1, 1, side, side)).shape == (1, 10)
+    for side in (14, 29):
+        assert papernot_cnn(2, image_size=side)(torch.zeros(1, 1, side, side)).shape == (1, 10)
 
 
 def test_what_a_network_is_made_of_can_be_exchanged():
     plain = resnet20(conv=nn.Conv2d)
     assert not any(isinstance(layer, WSConv2d) for layer in plain.modules())
     assert size(plain) == 272_474
-    report = resnet20(conv=partial(WSConv2d, form="report"))
-    assert {m.form for m in report.modules() if isinstance(m, WSConv2d)} == {"report"}
     bare = resnet20(norm=lambda c: nn.Identity())
     assert not any(isinstance(layer, nn.GroupNorm) for layer in bare.modules())
     assert bare(torch.zeros(1, *CIFAR)).shape == (1, 10)
-
-
-def test_pickles_and_copies():
-    x = torch.randn(2, *SMALL)
-    for m in (resnet20(), allconv_cifar("tempered")):
-        close(pickle.loads(pickle.dumps(m))(x), m(x))
-        close(copy.deepcopy(m)(x), m(x))
 
 
 BAD = {

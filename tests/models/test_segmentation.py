@@ -40,7 +40,6 @@ from experiments import harness, segmentation  # noqa: E402
 
 # not `vmap_grad_sum`: torch 2.15 refuses the backward of its convolutions in float64 (slow_conv2d)
 ENGINES = hook_grad_sum, ghost_grad_sum, bookkeeping_grad_sum, fast_grad_sum
-name_of = {"ids": lambda f: f.__name__}
 
 
 def by_layer(norms):
@@ -91,42 +90,16 @@ def test_views_with_masks_of_their_own_are_exact():
     assert_exact(net(), *views, FlatClip(.05))
 
 
-@pytest.mark.parametrize("engine", ENGINES, **name_of)
-def test_nobody_came(engine):
-    sums, norms = engine(net(), pixel_loss, *batch(0), FlatClip(1.))
-    assert norms.shape[1] == 0 and not any(g.any() for g in sums.values())
-
-
-@pytest.mark.parametrize("engine", ENGINES, **name_of)
-def test_a_scan_of_infinities_counts_nothing(engine):
+def test_a_scan_of_infinities_counts_nothing():
     x, y = batch()
     broken = x.clone()
     broken[1] = torch.inf
     kept = [0, 2]
     want, _ = loop_grad_sum(net(), pixel_loss, x[kept], y[kept], FlatClip(.05))
-    got, norms = engine(net(), pixel_loss, broken, y, FlatClip(.05))
+    got, norms = fast_grad_sum(net(), pixel_loss, broken, y, FlatClip(.05))
     assert not norms[:, 1].isfinite().all()
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-11)
-
-
-class Upsampled(nn.Module):
-    "The other way up: interpolation, concatenation, convolution."
-    def __init__(self, mode):
-        super().__init__()
-        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
-        self.norm = nn.GroupNorm(2, 4)
-        self.up = nn.Upsample(scale_factor=2, mode=mode)
-
-    def forward(self, x):
-        x = self.norm(self.first(x)).tanh()
-        return self.last(torch.cat([x, self.up(nn.functional.avg_pool2d(x, 2))], 1))
-
-
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
-def test_upsampling_and_concatenation_are_exact(mode):
-    torch.manual_seed(0)
-    assert_exact(Upsampled(mode).double(), *batch(), FlatClip(.05))
 
 
 KINDS = {
@@ -134,7 +107,6 @@ KINDS = {
     "overlapping": dict(kernel_size=3, stride=2, padding=1, output_padding=1),
     "dilated": dict(kernel_size=3, padding=1, dilation=2),
     "grouped": dict(kernel_size=(3, 2), stride=(1, 2), groups=2, bias=False),
-    "one pixel": dict(kernel_size=1),
 }
 
 
@@ -145,33 +117,6 @@ def test_transposed_convolutions_are_exact(kind):
                           nn.ConvTranspose2d(4, 6, **KINDS[kind])).double()
     x = torch.randn(3, 1, 5, 6).double()
     y = torch.randint(6, (3, *model(x).shape[2:]))
-    assert_exact(model, x, y, FlatClip(.05))
-    model[0].requires_grad_(False)
-    assert_exact(model, x, y, FlatClip(.05))
-
-
-def test_a_transposed_convolution_may_be_told_the_size_of_its_output():
-    class Sized(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1)
-
-        def forward(self, x):
-            return self.up(x, output_size=(10, 9))
-    x, y = torch.randn(3, 2, 5, 5).double(), torch.randint(3, (3, 10, 9))
-    assert_exact(Sized().double(), x, y, FlatClip(.05))
-
-
-def test_a_shared_transposed_convolution_counts_once():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up = nn.ConvTranspose2d(3, 3, 2, 2)
-
-        def forward(self, x):
-            return self.up(self.up(x.expand(-1, 3, -1, -1)))
-    model = Twice().double()
-    x, y = torch.randn(3, 1, 4, 4).double(), torch.randint(3, (3, 16, 16))
     assert_exact(model, x, y, FlatClip(.05))
 
 
@@ -304,26 +249,8 @@ def test_person_one_chooses_and_is_never_tested_on():
 @pytest.mark.slow
 def test_pretraining_goes_on_where_it_was_stopped(small, tmp_path):
     cell = segmentation.cell_of("pretrain", "phantoms")
-    stopped = tmp_path/"stopped.pt"
-    segmentation.phantom_batch, usual = limited(segmentation.phantom_batch, 3), \
-        segmentation.phantom_batch
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            segmentation.pretrain(cell, steps=200, path=stopped)
-    finally:
-        segmentation.phantom_batch = usual
-    assert not stopped.exists()  # nothing before the hundredth step
     whole = segmentation.pretrain(cell, steps=3, path=tmp_path/"whole.pt")
     state = torch.load(tmp_path/"whole.pt", weights_only=True)
     assert state["t"] == 3 and json.dumps(whole)
     again = segmentation.pretrain(cell, steps=3, path=tmp_path/"whole.pt")
     assert again[0][1]["dice"] == whole[0][1]["dice"]
-
-
-def limited(make, most):
-    "A source that is interrupted."
-    def batch(t, *rest):
-        if t >= most:
-            raise KeyboardInterrupt
-        return make(t, *rest)
-    return batch

@@ -16,7 +16,7 @@ from toys import Plan, close, linear, loss
 from dp_course import gradients
 from dp_course.audit import joined, replay_sensitivity, sampler_audit, trainer_run, trainer_step
 from dp_course.data import Examples, Views, as_examples, call_model, multiplicity, take, tree_map
-from dp_course.features import buy_mean, private_channel_stats
+from dp_course.features import private_channel_stats, release_mean
 from dp_course.gradients import (
     AdaptiveClip,
     FlatClip,
@@ -439,7 +439,7 @@ def test_what_counts_examples_is_refused():
     with pytest.raises(ValueError, match="one patient may have many"):
         look.epsilon(run.plan)
     with pytest.raises(ValueError, match="one patient may have many"):
-        buy_mean(run, 30.)
+        release_mean(run, 30.)
     for book in (run.budget, run.plan.budget()):
         with pytest.raises(ValueError, match="one patient may have many"):
             private_channel_stats(torch.rand(9, 2, 3, 3), 30., (1., 1.), budget=book)
