@@ -16,9 +16,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         as_tensor check_eps check_generator check_scale gaussian_delta gaussian_epsilon
         gaussian_sigma""",
     "pld": """
-        Accountant ComposedLoss ContourIntegral HockeyStick LossGrid ORDERS PLDAccountant TILTS
-        contour_near excess_by_quadrature log_sum_exp loss_masses privacy_loss
-        rdp_sampled_gaussian read_divergences read_orders require""",
+        Accountant ComposedLoss HockeyStick LossGrid ORDERS PLDAccountant TILTS
+        excess_by_quadrature log_sum_exp loss_masses privacy_loss rdp_sampled_gaussian
+        read_divergences read_orders require""",
     "randomness": """
         SecretSeed Stream keyed_digest new_seed normal step_generator""",
     "sampling": """

@@ -37,13 +37,11 @@ from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_sigma as gaussian_sigma
 from .pld import Accountant as Accountant
 from .pld import ComposedLoss as ComposedLoss
-from .pld import ContourIntegral as ContourIntegral
 from .pld import HockeyStick as HockeyStick
 from .pld import LossGrid as LossGrid
 from .pld import ORDERS as ORDERS
 from .pld import PLDAccountant as PLDAccountant
 from .pld import TILTS as TILTS
-from .pld import contour_near as contour_near
 from .pld import excess_by_quadrature as excess_by_quadrature
 from .pld import log_sum_exp as log_sum_exp
 from .pld import loss_masses as loss_masses

@@ -80,12 +80,10 @@ class RDPAccountant(Accountant):
         return float(np.exp(min(0., np.min(log_delta))))
 
 # %% ../../nbs/03_cost.ipynb #e8e6d21e
-from ..basics import refuse_unknown
 from .budget import check_accountant
 from .pld import PLDAccountant
 
 
-@refuse_unknown
 def epsilon(
     *,
     q:float,                   # Poisson sampling rate: batch_size/n
@@ -105,7 +103,6 @@ from .budget import (
     bill_of, check_budget, check_chance, check_rest, composed, falling_root, multipliers, round_up)
 
 
-@refuse_unknown
 def noise_multiplier(
     *,
     eps:float,                 # budget, > 0
@@ -165,7 +162,6 @@ from .budget import (
     Budget, check_plan_numbers, plain_numbers, plan_in_words, steps_of)
 
 
-@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     "What a run may spend, and everything that follows from it."

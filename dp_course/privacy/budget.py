@@ -12,7 +12,7 @@ import math
 from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 
-from ..basics import check_number, refuse_unknown
+from ..basics import check_number
 from .pld import PLDAccountant, require
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #927f8053
@@ -224,7 +224,6 @@ def _read_bill(planned):  # {(q, sigma): steps}
     return bill_of(*parts)
 
 
-@refuse_unknown
 class Budget:
     "What may be spent: whatever looks at the data posts here before its noise is drawn."
     # Neighbours: one example added or removed. It lives as long as the program: a trainer's,
@@ -260,7 +259,6 @@ class Budget:
             table.setdefault(what, []).append((q, sigma, steps))
         return table
 
-    @refuse_unknown
     def post(
         self,
         what:str,     # who looks at the data: "training steps", "private accuracy" ...

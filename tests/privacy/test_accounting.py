@@ -329,30 +329,32 @@ def test_many_unequal_steps():
 
 GRIDS = [(q, sigma, h) for q, sigma in ((1e-4, .4), (.04, 1.6138), (.5, 10), (1, 1))
          for h in (.3, .01)]
+FORMS = [dict(), dict(cut=1.), dict(reach=16), dict(cut=2., reach=4)]
 
 
 @by_values("q, sigma, h", GRIDS)
-def test_grid_keeps_both_totals(q, sigma, h):
-    grid = loss_masses(q, sigma, h)
-    loss = (grid.first + np.arange(len(grid.masses)))*h
+@by_values("form", FORMS)
+def test_grid_keeps_both_totals(q, sigma, h, form):
+    grid = loss_masses(q, sigma, h, **form)
     assert (grid.masses >= 0).all()
     assert grid.masses.sum() + grid.p_lost == pytest.approx(1, abs=1e-12)
-    assert (grid.masses*np.exp(-loss)).sum() == pytest.approx(1, abs=1e-9)
+    assert (grid.masses*np.exp(-h*grid.points)).sum() == pytest.approx(1, abs=1e-9)
     assert 0 <= grid.q_lost < 1e-12
 
 
 @by_values("q, sigma, h", GRIDS)
+@by_values("form", FORMS)
 @by_values("delta", [1e-2, 1e-4])
-def test_grid_never_loses_delta(q, sigma, h, delta):
+def test_grid_never_loses_delta(q, sigma, h, form, delta):
     "At 0.999 of the exact eps, the grid's delta is still at least the exact one."
-    first, p, *_ = loss_masses(q, sigma, h)
-    loss = (first + np.arange(len(p)))*h
+    points, p, lost, _ = loss_masses(q, sigma, h, **form)
+    loss = points*h
     eps = OneStep(q, sigma).epsilon(delta)*.999
 
     def above(loss):
         return np.maximum(-np.expm1(np.minimum(eps - loss, 0)), 0)
 
-    removed, added = (p*above(loss)).sum(), (p*np.exp(-loss)*above(-loss)).sum()
+    removed, added = (p*above(loss)).sum() + lost, (p*np.exp(-loss)*above(-loss)).sum()
     assert max(removed, added) >= delta or eps == 0
 
 
@@ -381,7 +383,7 @@ def test_one_sided_rule_notices_rounding_down(monkeypatch):
     "Proof that the oracles above can fail: a grid one cell too low reports less than half."
     def too_low(*args):
         grid = loss_masses(*args)
-        return grid._replace(first=grid.first - 1)
+        return grid._replace(points=grid.points - 1)
     monkeypatch.setattr(pld, "loss_masses", too_low)
     with pytest.raises(AssertionError, match="against 2.9845"):
         tight(spent(.04, 1.6138, 625, 1e-5), 2.9845)
@@ -599,7 +601,9 @@ def test_a_delta_near_the_chance_of_being_used_is_refused(plan):
     pytest.param(dict(eps=1., delta=1e-10, q=1e-9, steps=1000), marks=pytest.mark.slow),
     dict(eps=3., delta=.09, q=.04, steps=1000), dict(eps=1e-6, delta=1e-5, q=.01, steps=100),
     pytest.param(dict(eps=1e6, delta=1e-5, q=.01, steps=100), marks=pytest.mark.slow),
-    dict(eps=3., delta=1e-5, q=.01, steps=10**9), dict(eps=.1, delta=1e-5, q=1., steps=10**15)])
+    dict(eps=3., delta=1e-5, q=.01, steps=10**7),
+    pytest.param(dict(eps=3., delta=1e-5, q=.01, steps=10**9), marks=pytest.mark.slow),
+    dict(eps=.1, delta=1e-5, q=1., steps=10**15)])
 def test_calibration_at_the_extremes_never_overspends(numbers):
     sigma = noise_multiplier(**numbers)
     q, steps, delta = (numbers[name] for name in ("q", "steps", "delta"))
@@ -808,7 +812,7 @@ def test_what_is_no_accountant_is_refused(accountant):
                           (PrivacyPlan, (100, 10, 5, 3., 1e-5))])
 def test_numbers_in_a_row_go_by_name(f, numbers):
     "Nobody can swap q and sigma; what was positional once fails at once."
-    with pytest.raises(ValueError, match="takes nothing without a name"):
+    with pytest.raises(TypeError, match="positional"):
         f(*numbers)
     kinds = {p.kind for p in inspect.signature(f).parameters.values()}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
@@ -1070,12 +1074,3 @@ def test_numbers_beyond_all_bounds_are_refused_in_words(strange, words):
     usual = {"n": 1000, "batch_size": 100, "steps": 10, "eps": 3., "delta": 1e-5}
     with pytest.raises(ValueError, match=words):
         PrivacyPlan(**{**usual, **strange})
-
-
-@pytest.mark.parametrize("asked, words", [
-    ({"target_epsilon": 3}, "write eps=3"), ({"noise_multiplier": 1.}, r"write sigma=1\.0"),
-    ({"max_grad_norm": 1.}, "write Trainer"), ({"target_delta": 1e-5}, "write delta=1e-05"),
-    ({"sample_rate": .1}, r"write batch_size=0\.1\*n"), ({"foo": 1}, "it takes n, batch_size")])
-def test_names_of_other_libraries_are_answered_in_ours(asked, words):
-    with pytest.raises(ValueError, match=words):
-        PrivacyPlan(n=1000, batch_size=20, steps=5, **asked)
