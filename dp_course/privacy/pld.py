@@ -813,12 +813,12 @@ def _delta_of_one_step(q, sigma, eps):
 # %% ../../nbs/workshop/privacy/pld.ipynb #ee6d06bf
 class PLDAccountant(Accountant):
     "Composes privacy-loss distributions: never below the truth, rarely 0.1 % above it."
-    # Neighbours: one example added or removed. Meant for up to 10^10 steps and delta >= 1e-15.
-    # Contour integrals of another make (with fifty and 33 digits) settled most of several hundred
-    # random settings, rates down to 1e-9 among them: eps was never below them, and once more than
-    # 1e-3 above (1.6e-3: a line needs more points than it may have).
+    # Neighbours: one example added or removed. Meant for up to 10^7 steps: beyond them, where a
+    # grid would need more than two million points, eps may be some parts in a thousand higher.
+    # Settings with a known answer (by integrals with thirty to fifty digits, or by the attack
+    # that looks for one rare output): tests/privacy/test_rare_outputs.py
     # Koskela, Jaelkoe, Honkela 2020 (the FFT); Doroshenko et al. 2022 (arXiv 2207.04380, the
-    # grid); Alghamdi et al. 2023 (the tilt, and the line where a grid would be too coarse)
+    # grid); Alghamdi et al. 2023 (the tilt)
     def epsilon(
         self,
         delta:float,  # probability with which the bound may fail
