@@ -813,8 +813,8 @@ def _delta_of_one_step(q, sigma, eps):
 # %% ../../nbs/workshop/privacy/pld.ipynb #ee6d06bf
 class PLDAccountant(Accountant):
     "Composes privacy-loss distributions: never below the truth, rarely 0.1 % above it."
-    # Neighbours: one example added or removed. Meant for up to 10^7 steps: beyond them, where a
-    # grid would need more than two million points, eps may be some parts in a thousand higher.
+    # Neighbours: one example added or removed. Meant for up to 10^7 steps: with more, two million
+    # grid points may be too few, and eps too high (by .3 % with 2*10^9 steps, 1.3 % with 9*10^9).
     # Settings with a known answer (by integrals with thirty to fifty digits, or by the attack
     # that looks for one rare output): tests/privacy/test_rare_outputs.py
     # Koskela, Jaelkoe, Honkela 2020 (the FFT); Doroshenko et al. 2022 (arXiv 2207.04380, the
