@@ -151,7 +151,8 @@ def by_many_digits(q, sigma, steps, delta, near):
         line = ManyDigits(q, sigma, steps, tilt, period*factor, most*factor)
         answers.append(line.epsilon(delta, near))
         if len(answers) > 1 and abs(answers[-1]/answers[-2] - 1) < 1e-8:
-            return answers[-1]
+            bound = RDPAccountant().step(q, sigma, steps).epsilon(delta)
+            return answers[-1] if answers[-1] <= bound else None  # the oracle has lost its way
     return None
 
 
