@@ -12,7 +12,7 @@ ONE    := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 HEAP   := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=67108864
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root,)
 
-.PHONY: help setup lab train test test-slow test-path test-teach test-browser test-docs chromium assignments grade docs notebooks export readme bench wheel clean
+.PHONY: help setup lab train lint test test-slow test-path test-teach test-browser test-docs chromium assignments grade docs notebooks review export readme bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -42,7 +42,12 @@ lab: .venv/.ready ## open the course in JupyterLab, in your own copy: student/ (
 train: .venv/.ready ## train under (3, 1e-5)-DP: make train [PRESET=resnet20-eps3] [ARGS="--steps 3"]
 	@$(HEAP) $(BIN)/dp-train $(PRESET) $(ARGS)
 
-test: .venv/.ready ## notebooks, tests and sync checks, offline: five minutes on two quiet cores, up to fourteen on old ones
+lint: .venv/.ready ## style (ruff.toml), spelling, and which package may import which (setup.cfg): seconds
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/codespell nbs assignments docs README.md dp_course tools experiments benchmarks
+	@$(BIN)/lint-imports --no-logo --no-cache > .venv/imports.txt || { cat .venv/imports.txt; exit 1; }
+
+test: lint ## notebooks, tests and sync checks, offline: five minutes on two quiet cores, up to fourteen on old ones
 	@echo "1/2 every notebook, without its slow cells, as nbdev_test runs it ..."
 	@$(ONE) $(BIN)/python tests/run_notebooks.py
 	@echo "2/2 pytest: oracles, properties, faults, and the sync checks ..."
@@ -91,11 +96,14 @@ chromium:
 	  test "$$(id -u)" = 0 && command -v apt-get && apt-get update -qq && apt-get install -y -qq chromium; } || { \
 	  echo "Chromium is missing, and only root can install it: sudo apt-get install chromium"; exit 1; }
 
-test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab, three lessons, pictures in out/browser (three minutes)
+test-browser: chromium .venv/browser/.ready ## the student's path in Chromium: JupyterLab and a lesson, pictures in out/browser (two minutes)
 	@PYTHONPATH=.venv/browser DP_COURSE_BROWSER=1 $(BIN)/python -m pytest tests/house/test_browser.py $(ARGS)
 
-notebooks: .venv/.ready ## run notebooks with a real kernel and save their outputs: make notebooks [NB=nbs/01_definition.ipynb]
+notebooks: .venv/.ready ## run notebooks with a real kernel and save their outputs: make notebooks [NB=nbs/01_promise.ipynb]
 	@$(BIN)/python tools/notebooks.py run $(NB)
+
+review: .venv/.ready ## pictures without words and numbers that no output shows: make review [NB=nbs/01_promise.ipynb]
+	@$(BIN)/python tools/review.py $(NB)
 
 export: .venv/.ready ## write dp_course/ from the notebooks
 	@$(BIN)/python tools/export.py

@@ -26,7 +26,7 @@ setup(
     package_data={
         f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"],
         # starts: encoders that have seen nobody
-        cfg["lib_name"]: ["_help.json", "py.typed", "*.pyi", "*/*.pyi", "starts/*.pt"],
+        cfg["lib_name"]: ["_help.json", "py.typed", "*.pyi", "*/*.pyi", "*/*.csv", "starts/*.pt"],
     },
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),

@@ -45,5 +45,5 @@ def examples(seed=0):
 
 
 def mutant(name):
-    "A suspect of lesson 14's bug lab: alder, ash, aspen ..."
+    "A suspect of lesson 17's bug lab: alder, ash, aspen ..."
     return Suspect(MUTANTS[name].of)

@@ -254,20 +254,21 @@ class Replay:
         self.look = next(trainer.data.test_rows(500)) if named and not wide else None
         if wide:
             trainer.model.double()
-        self.own, trainer._sum_to_charge = trainer._sum_to_charge, self.sum_to_charge
+            trainer._note_weights()
+        self.own, trainer._step_entry = trainer._step_entry, self.step_entry
         trainer.fit()
         self.weights = _ended(trainer)
 
-    def sum_to_charge(self, batch):
-        "The sum of the next step, under the digest that the ledger has for it."
-        total, norms, mine = self.own(batch)
+    def step_entry(self, total, norms, std, batch):
+        "The entry of the next step, under the digest that the ledger has for it."
+        mine = self.own(total, norms, std, batch)
         theirs = self.entries.get(mine.t)
         _need(theirs, f"forged: the run takes step {mine.t}, and the ledger does not have it")
         self.exact = self.exact and mine == theirs
         entry = mine._replace(digest=theirs.digest) if self.named else mine
         if self.look is not None:
             self.along.append(self.aligned(total, entry))
-        return total, norms, entry
+        return entry
 
     def aligned(self, total, entry):
         "How far the noise of a step goes along its sum, and along the test part's gradient."
@@ -306,7 +307,7 @@ def check_again(it):
 
 def accuracy(run):  # `Replay`
     "On the test part, of the weights that the grader recomputed."
-    run.trainer.model.load_state_dict(run.weights)
+    run.trainer.set_weights(run.weights)
     return run.trainer.evaluate()
 
 

@@ -1,8 +1,7 @@
 """Time and memory of every engine against plain SGD, Opacus and torch.func, in one run.
 
 A second table has the same plain and private step with the network in bfloat16, where the
-processor has it, in units of the plain float32 step and of the plain bfloat16 step; with --compile
-also under torch.compile.
+processor has it, in units of the plain float32 step and of the plain bfloat16 step.
 
     python benchmarks/bench.py [--quick] [--device cuda] [--cases resnet20-128 ...] [--rounds 9]
     python benchmarks/bench.py --one-thread ...  # CPU seconds: where others use the machine, too
@@ -41,7 +40,7 @@ import torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 
 from dp_course import gradients  # noqa: E402
-from dp_course.basics import PALETTE, machine, panels  # noqa: E402
+from dp_course.basics import machine  # noqa: E402
 from dp_course.data import Views, flatten_views  # noqa: E402
 from dp_course.gradients import (
     FlatClip,
@@ -53,6 +52,7 @@ from dp_course.gradients import (
     loop_grad_sum,
 )
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wrn16_4  # noqa: E402
+from dp_course.training import code_version  # noqa: E402
 
 try:
     import opacus.optimizers
@@ -91,9 +91,7 @@ CASES = {  # network, shape of an example, examples, views (None: not a batch of
     "vit-32": (vit, IMAGE, 32, None), "mobilenet-32": (mobilenet, (3, 64, 64), 32, None),
     "mlp-256": (mlp, DIGIT, 256, None)}
 HALF_CASES = ["resnet20-128", "resnet20-256", "wrn16_4-32"]
-HALF = ["plain bf16", "fast bf16"]
-COMPILED = ["plain compiled", "fast compiled"]
-HALF_COMPILED = ["plain bf16 compiled", "fast bf16 compiled"]
+HALF = ["plain SGD", "plain bf16", "fast bf16", "fast_grad_sum"]
 # Opacus has a rule for nn.Conv2d, and takes torch.func for WSConv2d unless it is given one, too
 PLAIN_NETWORK = {resnet20: partial(resnet20, conv=nn.Conv2d),
                  wrn16_4: partial(wrn16_4, conv=nn.Conv2d)}
@@ -129,16 +127,15 @@ def amp(device):
     return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
 
 
-def plain_step(case, device, half=False, compiled=False):
+def plain_step(case, device, half=False):
     "Forward, mean loss, backward: what every engine is compared with; no optimizer anywhere."
     model = model_of(case, device)
     x, y, _, _ = flatten_views(*data(case, device))
-    forward = torch.compile(model) if compiled else model
 
     def step():
         model.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16) if half else amp(device):
-            loss = F.cross_entropy(forward(x), y)
+            loss = F.cross_entropy(model(x), y)
         loss.backward()
 
     return step
@@ -250,14 +247,10 @@ def opacus_step(case, device, mode):
 
 def make(case, name, device):
     "A function without arguments that does one step."
-    if name == "plain SGD" or name.startswith("plain "):
-        return plain_step(case, device, "bf16" in name, "compiled" in name)
+    if name in ("plain SGD", "plain bf16"):
+        return plain_step(case, device, half=name == "plain bf16")
     if name == "fast bf16":
         return engine_step(case, device, bf16_engine(fast_grad_sum))
-    if name in ("fast compiled", "fast bf16 compiled"):
-        # the engine runs a compiled model uncompiled: compile the engine itself
-        engine = bf16_engine(fast_grad_sum) if "bf16" in name else fast_grad_sum
-        return engine_step(case, device, torch.compile(engine))
     if name == "one at a time":
         return engine_step(case, device, loop_grad_sum)
     if name == FLOAT32:
@@ -332,23 +325,14 @@ def half_table(cases):
     return "\n".join(lines)
 
 
-def variants(compiled):
-    "The steps of the second table: those in bfloat16 only where the processor has it."
-    half = has_bfloat16("cpu")
-    return [*(HALF if half else []), *(COMPILED if compiled else []),
-            *(HALF_COMPILED if half and compiled else [])]
-
-
-def run_half(case, rounds, device, compiled):
-    "Time plain and private steps in both precisions and compiled, all in the same rounds."
-    print(f"{case}, variants: {rounds} rounds ...", flush=True)
-    names = ["plain SGD", *variants(compiled), "fast_grad_sum"]
-    times, notes = time_case(case, names, rounds, device)
+def run_half(case, rounds, device):
+    "Time plain and private steps in both precisions, all in the same rounds."
+    print(f"{case}, both precisions: {rounds} rounds ...", flush=True)
+    times, notes = time_case(case, HALF, rounds, device)
     rows = summarize(times, notes)
     for name, seconds in times.items():
-        if "plain bf16" in times:
-            ratios = [t/p for t, p in zip(seconds, times["plain bf16"])]
-            rows[name]["ratio_bf16"] = round(statistics.median(ratios), 3)
+        ratios = [t/p for t, p in zip(seconds, times["plain bf16"])]
+        rows[name]["ratio_bf16"] = round(statistics.median(ratios), 3)
     print(half_table({case: rows}), flush=True)
     return rows
 
@@ -414,19 +398,6 @@ def table(cases):
     return "\n".join([head, *rows])
 
 
-def draw(cases, path):
-    fig, axes = panels(titles=list(cases), xlabel="time / plain SGD", size=(3.6, 3.2))
-    for ax, rows in zip(axes, cases.values()):
-        shown = {n: r for n, r in rows.items() if "note" not in r and n != "one at a time"}
-        for i, (name, row) in enumerate(shown.items()):
-            ax.barh(i, row["ratio"], color=PALETTE[3 if name == "fast_grad_sum" else 0])
-            ax.plot([row["q1"], row["q3"]], [i, i], "k-", lw=2)
-        ax.set_yticks(range(len(shown)), list(shown))
-        ax.invert_yaxis()
-        ax.axvline(1, color="k", lw=.8)
-    fig.savefig(path, dpi=110, bbox_inches="tight")
-
-
 def run_case(case, names, rounds, device, memory):
     print(f"{case}: {rounds} rounds of {len(names)} engines ...", flush=True)
     if case != "resnet20-128":  # the loop is timed once
@@ -452,8 +423,6 @@ def parse(argv):
     p.add_argument("--no-memory", action="store_true")
     p.add_argument("--one-thread", action="store_true",
                    help="one thread, and CPU seconds in place of the wall clock's")
-    p.add_argument("--compile", action="store_true",
-                   help="the second table also under torch.compile (needs a C++ compiler, minutes)")
     p.add_argument("--out", default=HERE.parent.parent/"out", type=Path, help="default: out/")
     p.add_argument("--peak", nargs=2, metavar=("CASE", "ENGINE"), help=argparse.SUPPRESS)
     args = p.parse_args(argv)
@@ -469,10 +438,10 @@ def runs(args):
     memory = not (args.quick or args.no_memory)
     for case in args.cases or (["resnet20-128", "cnn26k-512"] if args.quick else CASES):
         yield "cases", case, run_case(case, ["plain SGD", *names], rounds, args.device, memory)
-    if args.device == "cpu" and variants(args.compile):
+    if args.device == "cpu" and has_bfloat16("cpu"):
         for case in args.cases or (HALF_CASES[:1] if args.quick else HALF_CASES):
             if case in HALF_CASES:
-                yield "bf16", case, run_half(case, rounds, args.device, args.compile)
+                yield "bf16", case, run_half(case, rounds, args.device)
 
 
 def main(argv=None):
@@ -484,8 +453,8 @@ def main(argv=None):
     today = datetime.date.today().isoformat()
     stem = args.out/f"{today}-bench-{args.device}{'-quick' if args.quick else ''}"
     args.out.mkdir(parents=True, exist_ok=True)
-    result = dict(date=today, machine=machine(), device=args.device, malloc=MALLOC, cases={},
-                  bf16={}, how=HOW, threads=torch.get_num_threads())
+    result = dict(date=today, code=code_version(), machine=machine(), device=args.device,
+                  malloc=MALLOC, cases={}, bf16={}, how=HOW, threads=torch.get_num_threads())
     if args.device == "cpu" and has_bfloat16("cpu"):  # what `auto` goes by
         result["bf16_product"] = round(bf16_product_ratio(), 3)
         result["amx"] = bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
@@ -494,13 +463,9 @@ def main(argv=None):
         result["load"] = os.getloadavg()
         # after every case: a run that is stopped keeps what it has
         stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(result["cases"], stem.with_suffix(".png"))
     print("", table(result["cases"]), "", half_table(result["bf16"]), "",
           ", ".join(f"{k} {v}" for k, v in result["machine"].items()),
-          f"written: {stem.name}.json, .png", sep="\n")
-    if not args.quick and not args.cases:
-        for other in ("accounting.py", "frameworks.py"):
-            subprocess.run([sys.executable, str(HERE.with_name(other))], check=False)
+          f"written: {stem.name}.json", sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 A clipped sum of floats moves by more than C (Casacuberta, Shoemate, Vadhan & Wagaman 2022, arXiv
 2207.10635). One layer of one weight, rows of gradient 1 up to a power of two and then rows just
 below the rounding unit: take the first row away, and look how far the sum moved. Of five such
-patterns the worst counts. Opacus, opake and jax_privacy run where they are installed (how:
-benchmarks/frameworks.py), Opacus also as an accumulation over micro-batches.
+patterns the worst counts. Opacus, opake and jax_privacy run where they are installed
+(`pip install --no-deps --target DIR opake-engine opake-dpsgd opake-base optree`, `pip install
+--target DIR2 jax-privacy`, and PYTHONPATH=DIR:DIR2), Opacus also as an accumulation over
+micro-batches.
 """
 import argparse
 import datetime
@@ -27,6 +29,7 @@ from dp_course.gradients import (
     hook_grad_sum,
     vmap_grad_sum,
 )
+from dp_course.training import code_version
 
 try:
     import opacus
@@ -143,7 +146,7 @@ def main():
     record = {
         "date": datetime.date.today().isoformat(),
         "what": "how far one example moves a clipped sum, in units of C; rows by count",
-        "by": "benchmarks/sensitivity.py", "torch": torch.__version__,
+        "by": "benchmarks/sensitivity.py", "code": code_version(), "torch": torch.__version__,
         "machine": platform.machine(), "threads": torch.get_num_threads(), "moved": measured()}
     text = json.dumps(record, indent=1)
     if args.out:

@@ -1,6 +1,5 @@
 "python -m experiments SWEEP PART [--minutes M] [--reverse] [--out FILE], from the repository."
 from experiments import (
-    classes,
     clipping,
     harness,
     ladders,
@@ -15,6 +14,6 @@ from experiments import (
     tuning,
 )
 
-RECIPES = (clipping, scaling, tricks, classes, leaves, ladders, normalization, plain, tuning,
+RECIPES = (clipping, scaling, tricks, leaves, ladders, normalization, plain, tuning,
            public_start, segmentation, shoe)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

@@ -1,4 +1,4 @@
-"""Ways to clip at one eps (lesson 08).
+"""Ways to clip at one eps (lesson 09).
 
     python -m experiments clipping all     66 tuning and 55 final runs, a few minutes on one core
 
@@ -26,7 +26,7 @@ from dp_course.gradients import (
 )
 from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
 from dp_course.training import Trainer
-from experiments.harness import chosen, lines_of, rows_of
+from experiments.harness import best_value, chosen, first_images, lines_of, rows_of
 
 NAME = "clipping"
 EPS, DELTA = 3., 1e-5
@@ -77,13 +77,9 @@ def ratios(steps):
 
 # ---- the tasks
 
-def fashion(final):
+def fashion(stage):
     "10,000 training images; 5,000 others to choose rates on, the test set only at the end."
-    data = load("fashion")
-    held = data.split(5000, seed=0)
-    test = data if final else held
-    return data.replace(train_x=held.train_x[:10_000], train_y=held.train_y[:10_000],
-                        test_x=test.test_x, test_y=test.test_y)
+    return first_images(load("fashion"), 10_000, 5000, stage)
 
 
 def fashion_net():
@@ -91,10 +87,9 @@ def fashion_net():
                          nn.Linear(400, 32), nn.Tanh(), nn.Linear(32, 10))
 
 
-def digits(final):
+def digits(stage):
     "The embedded 8x8 digits, for a miniature that runs anywhere."
-    data = load("digits")
-    return data if final else data.split(360, seed=0)
+    return load("digits").split(360) if stage == "tune" else load("digits")
 
 
 def digits_net():
@@ -128,7 +123,7 @@ def run(
 ):               # one run, as `harness.work` wants it
     "Train once."
     load_data, net, batch_size, usual = TASKS[task]
-    data = data or load_data(cell["stage"] == "final")
+    data = data or load_data(cell["stage"])
     steps = steps or usual
     C, make_clip = METHODS[cell["method"]]
     by_pld, by_rdp = accountants(make_clip, steps)
@@ -162,10 +157,7 @@ def rows(path=None):
 
 def best_speed(method, recorded):
     "The rate with the best validation accuracy, the smaller of equals; None: not all were tried."
-    tried = {row["speed"]: row["accuracy"] for row in chosen(recorded, stage="tune", method=method)}
-    if not set(SPEEDS) <= set(tried):
-        return None
-    return max(SPEEDS, key=lambda speed: (tried[speed], -speed))
+    return best_value(chosen(recorded, stage="tune", method=method), "speed", SPEEDS)
 
 
 def tune(recorded):

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from dp_course.basics import machine
 from dp_course.cli import make_plan, make_schedule, make_trainer, usable_precision
@@ -63,6 +64,81 @@ def rows_of(recipe, path=None):
 def chosen(rows, **wanted):
     "The rows that have these values."
     return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def means(rows, name, by="accuracy", seeds=1):
+    "value of a setting -> mean of what is read, for the values that have so many runs."
+    found = {}
+    for row in rows:
+        found.setdefault(row[name], []).append(row[by])
+    return {value: sum(seen)/len(seen) for value, seen in found.items() if len(seen) >= seeds}
+
+
+def best_value(rows, name, wanted, by="accuracy"):
+    "The best of the wanted values, the first of equals; None before all of them are tried."
+    tried = means(rows, name, by)
+    return max(wanted, key=tried.get) if set(wanted) <= set(tried) else None
+
+
+def neighbours(
+    tried,  # rate -> accuracy, see `means`
+    first,  # rate to begin with
+):          # the best rate, and those that are to be tried before it is final
+    "The best rate so far with its half and its double."
+    best = max(tried, key=tried.get, default=first)
+    return best, {best/2, best, 2*best}
+
+
+def first_images(
+    data,
+    n:int,      # training images that are kept
+    held:int,   # training images that are held out, for choosing a setting
+    stage:str,  # "tune": tested on those; otherwise on the test set
+):
+    "The first n of the shuffled training images."
+    split = data.split(held)
+    test = split if stage == "tune" else data
+    return test.replace(train_x=split.train_x[:n], train_y=split.train_y[:n])
+
+
+def train_without_privacy(
+    model,
+    data,
+    optimizer,      # its rate falls to zero in a straight line
+    batch_size:int,
+    steps:int,
+    generator,
+    augment=None,   # (normalized images, generator) -> images
+    half=False,     # compute in bfloat16
+    look=None,      # (step, model, optimizer), after every step
+):
+    "Ordinary training on uniformly drawn batches: no clip, no noise, no guarantee."
+    lr = optimizer.param_groups[0]["lr"]
+    for t in range(steps):
+        optimizer.param_groups[0]["lr"] = lr*(1 - t/steps)
+        x, y = data.rows(torch.randint(len(data), (batch_size,), generator=generator))
+        x = data.normalize(x)
+        if augment:
+            x = augment(x, generator)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            output = model(x)
+        optimizer.zero_grad()
+        cross_entropy(output.float(), y).backward()
+        optimizer.step()
+        if look:
+            look(t + 1, model, optimizer)
+
+
+@torch.no_grad()
+def accuracy(model, data):
+    "The share of test images that a network names right."
+    right = [model(data.normalize(x)).argmax(1) == y for x, y in data.test_rows(1000)]
+    return torch.cat(right).double().mean().item()
+
+
+def parameters(model):
+    "How many numbers a network has."
+    return sum(p.numel() for p in model.parameters())
 
 
 def lines_of(

@@ -1,4 +1,4 @@
-"""De et al.'s ladder twice: at equal compute and at equal steps (lesson 10).
+"""De et al.'s ladder twice: at equal compute and at equal steps (lesson 11).
 
     python -m experiments ladders compute    + large batch, + WS, + views on as many images
     python -m experiments ladders steps      the same, in as many steps
@@ -17,14 +17,22 @@ import time
 from functools import lru_cache, partial
 
 import torch
-from torch import nn
 
 from dp_course.data import load, multiplicity, views
 from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_precision
-from dp_course.models import WSConv2d, four_a_group
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import EMA, Trainer
-from experiments.harness import chosen, lines_of, lines_without_privacy
+from experiments.harness import (
+    accuracy,
+    chosen,
+    first_images,
+    lines_of,
+    lines_without_privacy,
+    means,
+    neighbours,
+    train_without_privacy,
+)
+from experiments.tricks import small_net
 
 NAME = "ladders"
 EPS, DELTA, CLIP, N, HELD = 8., 1e-5, 1., 10_000, 5000
@@ -45,26 +53,17 @@ LADDERS = {"compute": SMALL*STEPS, "steps": LARGE*STEPS}  # images, views apart
 
 # ---- data and network
 
-def small_net(norm=True, ws=True):
-    "Five 3x3 convolutions and a linear layer: 70,826 parameters with GroupNorm."
-    conv = WSConv2d if ws else nn.Conv2d
-    layers, i = [], 3
-    for o, stride in ((16, 2), (32, 1), (32, 2), (64, 1), (64, 1)):
-        layers.append(conv(i, o, 3, stride, 1))
-        if norm:
-            layers.append(four_a_group(o))
-        layers.append(nn.ReLU())
-        i = o
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 10))
+FILTERS = (16, 2), (32, 1), (32, 2), (64, 1), (64, 1)  # with GroupNorm 70,826 parameters
+
+
+def network(cell):
+    torch.manual_seed(cell["seed"])
+    return small_net(cell["norm"], cell["ws"], filters=FILTERS)
 
 
 @lru_cache
 def images(stage):
-    "The first 10,000 of the shuffled training images; tested on 5,000 others, or on the test set."
-    data = load("cifar10")
-    held = data.split(HELD)
-    test = held if stage == "tune" else data
-    return test.replace(train_x=held.train_x[:N], train_y=held.train_y[:N])
+    return first_images(load("cifar10"), N, HELD, stage)
 
 
 def precision():
@@ -79,12 +78,11 @@ def train_privately(
     steps,
 ):            # `Trainer` after its last step, with EMA on board
     "Make a private run."
-    torch.manual_seed(cell["seed"])
     plan = PrivacyPlan(n=len(data), batch_size=cell["batch_size"], steps=steps, eps=EPS,
                        delta=DELTA)
     engine = bf16_engine(fast_grad_sum) if precision() == "bf16" else fast_grad_sum
     return Trainer(
-        small_net(cell["norm"], cell["ws"]), data, plan,
+        network(cell), data, plan,
         engine=engine,
         clip=FlatClip(CLIP),
         seed=cell["seed"],
@@ -95,40 +93,23 @@ def train_privately(
     ).fit()
 
 
-def train_plainly(cell, data, steps):
-    "Ordinary training: momentum, a new view of each image every time, the rate falls to zero."
-    torch.manual_seed(cell["seed"])
-    generator = torch.Generator().manual_seed(cell["seed"])
-    model = small_net(cell["norm"], cell["ws"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=cell["lr"], momentum=.9)
-    for t in range(steps):
-        idx = torch.randint(len(data), (cell["batch_size"],), generator=generator)
-        x, y = data.rows(idx)
-        seen = views(data.normalize(x), 1, generator).tree[:, 0]
-        optimizer.param_groups[0]["lr"] = cell["lr"]*(1 - t/steps)
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision() == "bf16"):
-            output = model(seen)
-        nn.functional.cross_entropy(output.float(), y).backward()
-        optimizer.step()
-    return model.eval()
-
-
-@torch.no_grad()
-def accuracy(model, data):
-    right = [model(data.normalize(x)).argmax(1) == y
-             for x, y in zip(data.test_x.split(1000), data.test_y.split(1000))]
-    return torch.cat(right).double().mean().item()
+def one_view(x, generator):
+    "Every image through a window of its own, or mirrored."
+    return views(x, 1, generator).tree[:, 0]
 
 
 def plain_lines(cell, data, steps):
-    "The record of a run without privacy."
+    "The record of a run without privacy: momentum, new views every time."
     began = time.perf_counter()
-    found = accuracy(train_plainly(cell, data, steps), data)
+    model = network(cell)
+    optimizer = torch.optim.SGD(model.parameters(), lr=cell["lr"], momentum=.9)
+    train_without_privacy(model, data, optimizer, cell["batch_size"], steps,
+                          torch.Generator().manual_seed(cell["seed"]), augment=one_view,
+                          half=precision() == "bf16")
     return lines_without_privacy(
         sys.modules[__name__], cell | dict(steps=steps), data, time.perf_counter() - began,
         step=steps,
-        test_accuracy=found)
+        test_accuracy=accuracy(model, data))
 
 
 def run(
@@ -157,42 +138,23 @@ def key(row):
     return tuple(row[name] for name in "stage ladder rung lr seed".split())
 
 
-def tried(recorded, ladder, rung, by="accuracy"):
-    "Mean validation accuracy of every rate that has both its seeds."
-    found = {}
-    for row in chosen(recorded, stage="tune", ladder=ladder, rung=rung):
-        found.setdefault(row["lr"], []).append(row[by])
-    return {lr: sum(seen)/len(seen) for lr, seen in found.items() if len(seen) == 2}
-
-
-def best_rate(recorded, ladder, rung, by="accuracy"):
-    "The best rate, or None before it has a worse neighbour on either side."
-    means = tried(recorded, ladder, rung, by)
-    lr = max(means, key=means.get, default=None)
-    return lr if lr and {lr/2, 2*lr} <= means.keys() else None
-
-
-def next_rates(recorded, ladder, rung, by="accuracy"):
-    "Rates to try: three, then one more beyond the edge at which the best one lies."
-    means = tried(recorded, ladder, rung, by)
-    lr = max(means, key=means.get, default=FIRST.get(rung, 2.))
-    return {lr/2, lr, 2*lr}
-
-
 def cells_of(recorded, ladder, rung):
-    "What a rung still asks for, and what it has asked for."
+    "What a rung asks for: a rate is final when it has a worse neighbour on either side."
     same = dict(ladder=ladder, rung=rung)
-    goals = ("accuracy", "ema") if rung == "+ views" else ("accuracy",)
-    rates = set(tried(recorded, **same))
-    for by in goals:
-        rates |= next_rates(recorded, **same, by=by)
-    found = [dict(stage="tune", **same, lr=lr, seed=seed)
-             for lr in sorted(rates) for seed in TUNING_SEEDS]
-    best = [best_rate(recorded, **same, by=by) for by in goals]
-    if None not in best:
-        found += [dict(stage="final", **same, lr=lr, seed=seed)
+    rows = chosen(recorded, stage="tune", **same)
+    tried, rates, best = set(), set(), []
+    for by in ("accuracy", "ema") if rung == "+ views" else ("accuracy",):
+        found = means(rows, "lr", by, seeds=2)
+        lr, around = neighbours(found, FIRST.get(rung, 2.))
+        tried |= set(found)
+        rates |= around
+        best.append(lr)
+    cells = [dict(stage="tune", **same, lr=lr, seed=seed)
+             for lr in sorted(tried | rates) for seed in TUNING_SEEDS]
+    if rates <= tried:
+        cells += [dict(stage="final", **same, lr=lr, seed=seed)
                   for lr in sorted(set(best)) for seed in SEEDS]
-    return found
+    return cells
 
 
 def part(*rungs):

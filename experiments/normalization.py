@@ -1,4 +1,4 @@
-"""Normalization under privacy and without: a small residual network, part by part (lesson 06).
+"""Normalization under privacy and without: a small residual network, part by part (lesson 07).
 
     python -m experiments normalization all
 
@@ -18,7 +18,14 @@ from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.models import BasicBlock, WSConv2d, four_a_group
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import Trainer
-from experiments.harness import chosen, lines_of, lines_without_privacy
+from experiments.harness import (
+    accuracy,
+    best_value,
+    chosen,
+    lines_of,
+    lines_without_privacy,
+    parameters,
+)
 
 NAME = "normalization"
 N, SPLIT = 20_000, 5000             # training images; those held out for choosing the rate
@@ -94,12 +101,6 @@ def without_noise(model, data, lr, generator, clip=None):
         optimizer.step()
 
 
-@torch.no_grad()
-def accuracy(model, data):
-    guess = torch.cat([model(x).argmax(1) for x in data.test_x.split(1000)])
-    return (guess == data.test_y).double().mean().item()
-
-
 def run_without_noise(cell, data):
     began = time.perf_counter()
     model = model_of(cell["variant"], data.train_x[0].numel())
@@ -108,7 +109,7 @@ def run_without_noise(cell, data):
     settings = cell | dict(momentum=MOMENTUM, batch_size=BATCH_SIZE, steps=STEPS)
     return [lines_without_privacy(
         sys.modules[__name__], settings, data, time.perf_counter() - began,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters(model),
         test_accuracy=accuracy(model, data),
         tuning_runs=len(RATES[way_of(cell)]))]
 
@@ -155,11 +156,8 @@ def tune(recorded):
 
 def best_rate(variant, way, recorded):
     "The rate with the best held-out accuracy, or None before the search is done."
-    tried = [row for row in chosen(recorded, stage="tune", variant=variant)
-             if way_of(row) == way]
-    if len(tried) < len(RATES[way]):
-        return None
-    return max(tried, key=lambda row: row["accuracy"])["lr"]
+    tried = [row for row in chosen(recorded, stage="tune", variant=variant) if way_of(row) == way]
+    return best_value(tried, "lr", RATES[way])
 
 
 def final(recorded):

@@ -1,4 +1,4 @@
-"""What does the course's ResNet-20 reach as one trains it without privacy? (lesson 12)
+"""What does the course's ResNet-20 reach as one trains it without privacy? (lesson 13)
 
     python -m experiments.ordinary [--epochs 30] [--seed 0]    an hour on one core
 

@@ -1,4 +1,4 @@
-"""What a start from public images buys (lesson 16): CIFAR-100 to CIFAR-10.
+"""What a start from public images buys (lesson 19): CIFAR-100 to CIFAR-10.
 
     python -m experiments public_start papernot   their networks, last layer, eps .32 to 2.12
     python -m experiments public_start heads      today's network: layers, units, views, batches
@@ -18,7 +18,6 @@ import time
 from functools import lru_cache, partial
 
 import torch
-from torch import nn
 
 from dp_course.basics import data_root
 from dp_course.data import Examples, Views, load
@@ -39,7 +38,7 @@ from dp_course.gradients import (
 from dp_course.models import linear_head
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import HeadFirst, Schedule, Trainer
-from experiments.harness import lines_of, lines_without_privacy
+from experiments.harness import lines_of, lines_without_privacy, train_without_privacy
 
 NAME = "public_start"
 N, SPLIT, DELTA, CLIP = 50_000, 5000, 1e-5, .3
@@ -155,16 +154,11 @@ def run_plain(cell, parts=None):
     parts = parts or prepared(*(cell[name] for name in "net layers k power within".split()))
     data = examples(cell, parts)
     began = time.process_time()
-    generator = torch.Generator().manual_seed(cell["seed"])
     head = linear_head(data.train_x.shape[-1:], 10)
     steps = 10*len(data)//500
-    optimizer = torch.optim.Adam(head.parameters(), cell["lr"])
-    for t in range(steps):
-        x, y = data.rows(torch.randint(len(data), (500,), generator=generator))
-        optimizer.param_groups[0]["lr"] = cell["lr"]*(1 - t/steps)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(head(x.float()), y).backward()
-        optimizer.step()
+    train_without_privacy(head, data, torch.optim.Adam(head.parameters(), cell["lr"]), 500, steps,
+                          torch.Generator().manual_seed(cell["seed"]),
+                          augment=lambda x, generator: x.float())
     found = dict(step=steps, test_accuracy=accuracy(head, data))
     return [lines_without_privacy(sys.modules[__name__], cell | dict(updates=steps), data,
                                   time.process_time() - began, **found)]

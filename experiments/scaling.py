@@ -1,4 +1,4 @@
-"""Batch, steps and learning rate under one budget (lesson 09).
+"""Batch, steps and learning rate under one budget (lesson 10).
 
     python -m experiments scaling grid        accuracy over batch size and steps at eps = 3
     python -m experiments scaling papernot    256 x 40 epochs against 1024 x 7, Papernot et al. 2021
@@ -19,7 +19,7 @@ from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.models import papernot_cnn
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import Trainer, matched_lr, nonprivate_signal_noise
-from experiments.harness import chosen, lines_of
+from experiments.harness import best_value, chosen, lines_of
 
 NAME = "scaling"
 DELTA, TUNING_SEED, SEEDS = 1e-5, 100, range(3)
@@ -147,18 +147,9 @@ def cells(part, model, plans, lrs, seeds, stage, momentum=0., max_norm=1.):
             for plan, lr, seed in product(plans, lrs, seeds)]
 
 
-def best_lr(rows):
-    "The learning rate with the best mean validation accuracy."
-    by_rate = {}
-    for row in rows:
-        by_rate.setdefault(row["lr"], []).append(row["accuracy"])
-    return max(by_rate, key=lambda lr: sum(by_rate[lr])/len(by_rate[lr]))
-
-
 def tuned_lr(recorded, rates, **which):
     "The best rate of a setting, or None if not all of them are recorded."
-    tried = chosen(recorded, stage="tune", **which)
-    return best_lr(tried) if {row["lr"] for row in tried} >= set(rates) else None
+    return best_value(chosen(recorded, stage="tune", **which), "lr", rates)
 
 
 def tune_then_final(recorded, part, model, plan_of, rates, **which):

@@ -1,4 +1,4 @@
-"""A U-Net on scans of the retina, split by person (lesson 17).
+"""A U-Net on scans of the retina, split by person (lesson 20).
 
     python -m experiments segmentation pretrain    U-Net on phantoms; goes on where it was stopped
     python -m experiments segmentation guesses     majority, row of the pixel, phantoms alone
@@ -43,7 +43,7 @@ from dp_course.gradients import FlatClip, bf16_engine, fast_grad_sum, settled_pr
 from dp_course.models import UNet, segment
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import Trainer, load_checked, save_atomic
-from experiments.harness import chosen, lines_of, lines_without_privacy
+from experiments.harness import chosen, lines_of, lines_without_privacy, parameters
 
 NAME = "segmentation"
 DELTA, CLIP, SIZES = 1e-5, .1, dict(base=16, rows=224, columns=64, per_person=10)
@@ -170,7 +170,7 @@ def pretrain(cell, steps=None, path=None):
     data = Examples(x, y, x, y, name="phantoms")
     return lines(cell, data, time.perf_counter() - began, scored(segment(model, x), y),
                  phantom_steps=steps, batch_size=PHANTOM_BATCH,
-                 parameters=sum(p.numel() for p in model.parameters()))
+                 parameters=parameters(model))
 
 
 def normalized(x):

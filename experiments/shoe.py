@@ -1,4 +1,4 @@
-"""Which network is made for private training (lesson 15), after Papernot et al. 2021.
+"""Which network is made for private training (lesson 18), after Papernot et al. 2021.
 
     python -m experiments shoe activations   tanh and ReLU, each with its own rate and threshold
     python -m experiments shoe plain         the same networks without privacy
@@ -36,7 +36,15 @@ from dp_course.models import (
 )
 from dp_course.privacy import PrivacyPlan, epsilon
 from dp_course.training import EMA, DPAdam, Trainer, matched_lr
-from experiments.harness import chosen, lines_of, lines_without_privacy
+from experiments.harness import (
+    accuracy,
+    best_value,
+    chosen,
+    lines_of,
+    lines_without_privacy,
+    parameters,
+    train_without_privacy,
+)
 
 NAME = "shoe"
 DELTA, MOMENTUM, TUNING_SEED, SEEDS = 1e-5, .9, 100, range(3)
@@ -85,17 +93,15 @@ class Looks:
     "A curve over the run, on test images."
     def __init__(self, data, steps, points=10):
         self.at = {round(steps*i/points) for i in range(1, points + 1)} | {1}
-        self.x, self.y = data.normalize(data.test_x), data.test_y
+        self.data, self.first = data, data.normalize(data.test_x[:2000])
         self.curve = []
 
     @torch.no_grad()
     def __call__(self, t, model, optimizer):
         if t in self.at:
-            outputs = torch.cat([model(x) for x in self.x.split(2048)])
-            hit = (outputs.argmax(1) == self.y).double().mean().item()
             moments = first_moment(optimizer) if isinstance(optimizer, DPAdam) else {}
-            self.curve.append({"step": t, "accuracy": hit,
-                               "norm": activation_norm(model, self.x[:2000]),
+            self.curve.append({"step": t, "accuracy": accuracy(model, self.data),
+                               "norm": activation_norm(model, self.first),
                                **moments})
 
 
@@ -161,28 +167,17 @@ def private_run(cell, data, looks):
 def plain_run(cell, data, looks):
     "Ordinary training on uniformly drawn batches, with a rate that falls to zero."
     half = gains_from_bfloat16("cpu")
-    generator = torch.Generator().manual_seed(cell["seed"])
     model, steps = network(cell), cell["steps"]
     optimizer = optimizer_of(cell)(list(model.parameters()))
     began = time.perf_counter(), time.process_time()
-    for t in range(steps):
-        optimizer.param_groups[0]["lr"] = cell["lr"]*(1 - t/steps)
-        x, y = data.rows(torch.randint(len(data), (cell["batch_size"],), generator=generator))
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = nn.functional.cross_entropy(model(data.normalize(x)), y)
-        loss.backward()
-        optimizer.step()
-        if looks:
-            looks(t + 1, model, optimizer)
+    train_without_privacy(model, data, optimizer, cell["batch_size"], steps,
+                          torch.Generator().manual_seed(cell["seed"]), half=half, look=looks)
     seconds, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-    last = Looks(data, 1, 1)
-    last(1, model, optimizer)
     config = cell | dict(n=len(data), schedule="linear", precision="bf16" if half else "float32")
     found = {"curve": looks.curve} if looks else {}
     return lines_without_privacy(sys.modules[__name__], config, data, seconds, step=steps,
-                                 parameters=sum(p.numel() for p in model.parameters()),
-                                 test_accuracy=last.curve[0]["accuracy"],
+                                 parameters=parameters(model),
+                                 test_accuracy=accuracy(model, data),
                                  cpu_seconds=round(cpu, 1), **found)
 
 
@@ -275,11 +270,9 @@ def plain_cell(task, act, **changes):
 def best_rate(recorded, cell, rates):
     "Cells of all the rates; the best one, or None."
     cells = [cell | {"lr": lr} for lr in rates]
-    seen = accuracies(recorded, cell)
-    tried = {lr: seen.get((lr, cell["max_norm"])) for lr in rates}
-    if None in tried.values():
-        return cells, None
-    return cells, cell | {"lr": max(tried, key=tried.get)}
+    fixed = {name: cell[name] for name in FIELDS if name != "lr"}
+    lr = best_value(chosen(recorded, **fixed), "lr", list(rates))
+    return cells, None if lr is None else cell | {"lr": lr}
 
 
 def plain(recorded):
@@ -300,7 +293,7 @@ def sigma_of(n, batch_size, steps, budget):
 
 
 def carried(cell, **changes):
-    "The same run in another size: its rate is carried over as lesson 09 does."
+    "The same run in another size: its rate is carried over as lesson 10 does."
     new = cell | changes
     sizes = [(c["batch_size"], c["steps"], sigma_of(60_000, c["batch_size"], c["steps"],
                                                     c["budget"])) for c in (cell, new)]

@@ -1,4 +1,4 @@
-"""What is free after the noise, and what many views buy (lesson 10).
+"""What is free after the noise, and what many views buy (lesson 11).
 
     python -m experiments tricks ladder-few        + GroupNorm, + large batch, + WS, + views
     python -m experiments tricks optimizers-few    momentum, Adam, DP-AdamBC, RMSprop, cosine, views
@@ -20,7 +20,7 @@ from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.models import WSConv2d, four_a_group
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import EMA, DPAdam, Schedule, TailAverage, Trainer
-from experiments.harness import chosen, lines_of, rows_of
+from experiments.harness import best_value, chosen, first_images, lines_of, rows_of
 
 NAME = "tricks"
 EPS, DELTA, CLIP, SEEDS = 8., 1e-5, 1., (0, 1, 2)
@@ -48,17 +48,20 @@ OTHERS = {  # what replaces plain SGD at a constant rate in '+ WS', and the rate
 
 # ---- data and network
 
-def small_net(norm=True, ws=True, channels=3, classes=10):
-    "Four 3x3 convolutions and a linear layer: 15,786 parameters with GroupNorm and 3 channels."
+FILTERS = (8, 2), (16, 1), (32, 2), (32, 1)  # filters and stride of every convolution
+
+
+def small_net(norm=True, ws=True, channels=3, filters=FILTERS):
+    "3x3 convolutions and a linear layer: 15,786 parameters with GroupNorm and 3 channels."
     conv = WSConv2d if ws else nn.Conv2d
     layers, i = [], channels
-    for o, stride in ((8, 2), (16, 1), (32, 2), (32, 1)):
+    for o, stride in filters:
         layers.append(conv(i, o, 3, stride, 1))
         if norm:
             layers.append(four_a_group(o))
         layers.append(nn.ReLU())
         i = o
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 10))
 
 
 @lru_cache
@@ -77,11 +80,9 @@ def small_images():
 def images(stage, setting):
     "Tested on held-out training images (tune) or on the test set (final)."
     data = small_images()
-    held = data.split(5000)
-    test = data if stage == "final" else held
-    if setting == "many":
-        return test
-    return test.replace(train_x=held.train_x[:10_000], train_y=held.train_y[:10_000])
+    if setting == "few":
+        return first_images(data, 10_000, 5000, stage)
+    return data.split(5000) if stage == "tune" else data
 
 
 # ---- one run
@@ -172,29 +173,18 @@ def rows(path=None):
     return [{"setting": "many", **row} for row in rows_of(sys.modules[__name__], path)]
 
 
-def find(setting, rung, split, lr=None, seed=None, recorded=None):
-    "The recorded runs of a rung."
-    found = chosen(rows() if recorded is None else recorded, rung=rung, split=split)
-    return [row for row in found if row.get("setting", "many") == setting
-            and lr in (None, row["lr"]) and seed in (None, row["seed"])]
-
-
-def best(setting, rung, by="accuracy", recorded=None):
-    "The learning rate that was best on the held-out images."
-    return max(find(setting, rung, "val", recorded=recorded), key=lambda row: row[by])["lr"]
-
-
 def rung_cells(recorded, setting, rung, rates):
     "Every rate once; when all are there, three seeds of the best (for views also of EMA's best)."
     def cell(stage, lr, seed):
         return dict(stage=stage, setting=setting, rung=rung, lr=lr, seed=seed)
 
+    tried = [row for row in chosen(recorded, rung=rung, stage="tune")
+             if row.get("setting", "many") == setting]
     found = [cell("tune", lr, 0) for lr in rates]
-    if {row["lr"] for row in find(setting, rung, "val", recorded=recorded)} < set(rates):
-        return found
     for by in ("accuracy", "ema") if rung == "+ views" else ("accuracy",):
-        lr = best(setting, rung, by, recorded)
-        found += [cell("final", lr, seed) for seed in SEEDS]
+        lr = best_value(tried, "lr", rates, by)
+        if lr is not None:
+            found += [cell("final", lr, seed) for seed in SEEDS]
     return found
 
 

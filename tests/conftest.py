@@ -57,25 +57,6 @@ def a_seed_of_its_own(request):
     np.random.seed(seed)
 
 
-_PROVED = set()
-
-
-@pytest.fixture
-def proved_once(monkeypatch):
-    "For modules that are not about the proof: what was proved in this worker is not proved again."
-    from proved import once
-
-    from dp_course.training import trainer
-    monkeypatch.setattr(trainer, "prove_separate", once(trainer.prove_separate, _PROVED))
-
-
-@pytest.fixture
-def unproved(monkeypatch):
-    "For modules about presets and commands: `test_every_miniature_takes_a_step` proves their runs."
-    from dp_course.training import trainer
-    monkeypatch.setattr(trainer, "prove_separate", lambda *parts, **more: None)
-
-
 _DRAWN = {}
 
 

@@ -1,10 +1,10 @@
 """`nbdev_test` as `make test` runs it: the same cells with the same flags, in two workers.
 
-    python tests/run_notebooks.py [nbs/05_trainer.ipynb]    all notebooks, or one
+    python tests/run_notebooks.py [nbs/06_trainer.ipynb]    all notebooks, or one
 
 They are forked from here, so that the course is imported once. No figure is rendered (IPython only
-prints what goes wrong there), a proof that a worker has seen succeed is not repeated, and solutions
-are judged in tests/exercises; `make test-slow` runs `nbdev_test` itself.
+prints what goes wrong there), and solutions are judged in tests/exercises; `make test-slow` runs
+`nbdev_test` itself.
 """
 import sys
 
@@ -15,10 +15,8 @@ import sklearn.datasets  # noqa: F401
 import torch._dynamo  # an optimizer imports it: two seconds
 from IPython.core import pylabtools
 from nbdev import test
-from proved import once
 
 from dp_course.cli import main, summaries  # noqa: F401
-from dp_course.training import trainer
 
 
 class Shell(test.CaptureShell):
@@ -33,7 +31,6 @@ class Shell(test.CaptureShell):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     pylabtools.retina_figure = lambda figure, **options: None
-    trainer.prove_separate = once(trainer.prove_separate, set())
     test.CaptureShell = Shell
     summaries()  # the eps of every record, once: the workers inherit what is remembered
     path = sys.argv[1] if len(sys.argv) > 1 else None

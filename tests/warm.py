@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from dp_course.cli.main import main
-from dp_course.training import trainer
 
 
 def server():
@@ -47,12 +46,6 @@ def run(work, *args):
                                            out.read_text(), err.read_text())
 
 
-def unproved(work, *args):
-    "In the child: what is about something else needs no proof that its examples stay apart."
-    trainer.prove_separate = lambda *parts, **more: None
-    return work(*args)
-
-
 def dp_train(*words, err):
     "Start the training command, with a terminal or a file to show its progress on."
-    return started(unproved, main, [str(word) for word in words], err=err)
+    return started(main, [str(word) for word in words], err=err)

@@ -14,9 +14,19 @@ from pathlib import Path
 
 import notebooks
 from describe import descriptions
-from floors import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {  # from the ground floor up
+    "privacy": "What is promised, and what does it cost?",
+    "data": "What is a batch, and where from?",
+    "gradients": "One example's gradient, fast.",
+    "models": "Which networks?",
+    "training": "How does it become trustworthy?",
+    "features": "What needs no budget?",
+    "audit": "How do I attack my own epsilon?",
+    "cli": "The run, its record, and how it is read.",
+    "exercises": "Is my answer right, and why not?",
+}
 DOOR = '''"{question}"
 # Written by `make export`: every public name of these rooms, loaded when it is first used.
 from dp_course import _door
@@ -39,13 +49,20 @@ def offered(folder):
     rooms = {path.stem: public_names(path) for path in sorted(folder.glob("[a-z]*.py"))}
     inside = {*rooms, "main"}  # `main` is what a command calls
     rooms = {room: sorted(set(names) - inside) for room, names in rooms.items()}
-    homes = {}
-    for room, names in rooms.items():
-        for name in names:
-            if name in homes:
-                sys.exit(f"{folder.name}.{name} has two homes: {homes[name]} and {room}")
-            homes[name] = room
     return {room: names for room, names in rooms.items() if names}
+
+
+def check_homes(
+    packages,  # package -> room -> names
+):
+    "Stop at a public name that two rooms offer."
+    homes = {}
+    for package, rooms in packages.items():
+        for room, names in rooms.items():
+            for name in names:
+                if name in homes:
+                    sys.exit(f"{name} has two homes: {homes[name]} and {package}.{room}")
+                homes[name] = f"{package}.{room}"
 
 
 def door(package, rooms):
@@ -73,8 +90,9 @@ def surface(library):
 
 def write_doors(library=ROOT/"dp_course"):
     "Write `__init__.py` and `__init__.pyi` of every package."
-    for package in PACKAGES:
-        rooms = offered(library/package)
+    packages = {package: offered(library/package) for package in PACKAGES}
+    check_homes(packages)
+    for package, rooms in packages.items():
         (library/package/"__init__.py").write_text(door(package, rooms), encoding="utf-8")
         (library/package/"__init__.pyi").write_text(stub(rooms), encoding="utf-8")
     text = "__version__: str\ndef _document(room: str) -> None: ...\n" + stub(surface(library))

@@ -1,64 +1,41 @@
-"Draw the floor plan from the imports, and list the rooms: for docs/house.md."
+"Draw the floor plan that setup.cfg asks for, and list the rooms: for docs/house.md."
 import ast
 import re
-from functools import lru_cache
-from html import escape
+from configparser import ConfigParser
 from pathlib import Path
 
+import grimp
 import notebooks
+from export import PACKAGES
 
-PACKAGES = {  # from the ground floor up
-    "privacy": "What is promised, and what does it cost?",
-    "data": "What is a batch, and where from?",
-    "gradients": "One example's gradient, fast.",
-    "models": "Which networks?",
-    "training": "How does it become trustworthy?",
-    "features": "What needs no budget?",
-    "audit": "How do I attack my own epsilon?",
-    "cli": "The run, its record, and how it is read.",
-    "exercises": "Is my answer right, and why not?",
-}
+from dp_course.basics import PALETTE
+from dp_course.diagrams import Diagram
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = [("basics", "diagrams"), ("privacy", "data"), ("gradients",), ("models", "training"),
-          ("features",), ("audit", "cli"), ("exercises",)]
 QUESTIONS = {"basics": "seeds, checks, figures", "diagrams": "boxes and arrows", **PACKAGES}
-COLORS = ["#999999", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9"]
-WIDTH, HEIGHT, GAP = 760, 64, 26
+WIDTH, HEIGHT, GAP = 760, 44, 34
 
 
-def rooms(library=ROOT/"dp_course"):
-    "package -> paths of its rooms; basics and diagrams are their own only rooms."
-    found = {path.stem: [path] for path in sorted(library.glob("[a-z]*.py"))}
-    return found | {name: sorted((library/name).glob("[a-z]*.py")) for name in PACKAGES}
+def floors():
+    "The packages of every floor, from the top down."
+    config = ConfigParser()
+    config.read(ROOT/"setup.cfg", encoding="utf-8")
+    layers = config["importlinter:contract:floors"]["layers"].strip()
+    return [re.split(r"\s*[|:]\s*", line) for line in layers.splitlines()]
 
 
-@lru_cache(None)  # nobody edits a room while the house is looked at
-def imported(path, library=ROOT/"dp_course"):
-    "(node, module from the root, names) of every import in a room."
-    here, found = ["dp_course", *path.relative_to(library).with_suffix("").parts], []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found += [(node, alias.name, []) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            start = here[:-node.level] if node.level else []
-            words = [*start, *(node.module or "").split(".")]
-            names = [alias.name for alias in node.names]
-            found.append((node, ".".join(filter(None, words)), names))
-    return found
+def imports():
+    "package -> packages that it imports from."
+    graph = grimp.build_graph("dp_course", cache_dir=None)
+    for package in PACKAGES:
+        graph.squash_module(f"dp_course.{package}")
+    found = {package: graph.find_modules_directly_imported_by(f"dp_course.{package}")
+             for package in QUESTIONS}
+    return {package: {name.removeprefix("dp_course.") for name in names} & QUESTIONS.keys()
+            for package, names in found.items()}
 
 
-def arrows():
-    "package -> packages that its rooms import from."
-    found = {}
-    for package, paths in rooms().items():
-        words = [module.split(".") for path in paths for _, module, _ in imported(path)]
-        needs = {w[1] for w in words if w[0] == "dp_course" and len(w) > 1}
-        found[package] = needs - {package}
-    return found
-
-
-def shown(needs):
+def without_detours(needs):
     "Only the arrows that no way through another package implies."
     def reached(start):
         return needs[start].union(*map(reached, needs[start]))
@@ -67,81 +44,55 @@ def shown(needs):
             for package, others in needs.items()}
 
 
-def places():
-    "package -> (x, y, width) of its box; the ground floor is at the bottom."
+def places(rows):
+    "package -> (x, y, width) of its box."
     found = {}
-    for i, floor in enumerate(FLOORS):
-        width = (WIDTH - 20*(len(floor) + 1))/len(floor)
-        for j, package in enumerate(floor):
-            found[package] = 20 + j*(width + 20), (len(FLOORS) - 1 - i)*(HEIGHT + GAP) + 20, width
+    for i, row in enumerate(rows):
+        width = (WIDTH - 20*(len(row) + 1))/len(row)
+        for j, package in enumerate(row):
+            found[package] = 20 + j*(width + 20), i*(HEIGHT + GAP) + 10, width
     return found
-
-
-def wrapped(words, width):
-    "Words in at most three lines."
-    lines, most = [""], int(width/6.4)
-    for word in words:
-        if len(lines[-1]) + len(word) + 2 > most:
-            lines.append("")
-        lines[-1] += f"{', ' if lines[-1] else ''}{word}"
-    return lines[:3] if len(lines) <= 3 else [*lines[:2], lines[2] + ", ..."]
 
 
 def plan():
     "The floor plan as SVG."
-    spots, needs, found = places(), shown(arrows()), rooms()
-    parts = []
-    for package, others in needs.items():
+    rows = floors()
+    spots = places(rows)
+    sheet = Diagram("A package imports from lower floors only", WIDTH, len(rows)*(HEIGHT + GAP))
+    for package, others in without_detours(imports()).items():
         x, y, width = spots[package]
-        for other in sorted(others & spots.keys()):
+        for other in sorted(others):
             u, v, wide = spots[other]
-            if v == y:
-                continue  # neighbours: diagrams takes its colours from basics
-            start = x + width*(.3 + .4*(u + wide/2)/WIDTH)
-            end = u + wide*(.3 + .4*(x + width/2)/WIDTH)
-            parts.append(f'<path d="M{start:.0f} {y + HEIGHT} C{start:.0f} {y + HEIGHT + 30} '
-                         f'{end:.0f} {v - 30} {end:.0f} {v}" fill="none" stroke="#888" '
-                         'stroke-width="1.5"/>')
-    for floor, color in zip(FLOORS, COLORS):
-        for package in floor:
+            if v > y:  # not beside it: diagrams takes its colours from basics
+                sheet.arrow(round(x + width*(.3 + .4*(u + wide/2)/WIDTH)), y + HEIGHT,
+                            round(u + wide*(.3 + .4*(x + width/2)/WIDTH)), v)
+    for row, color in zip(rows, PALETTE):
+        for package in row:
             x, y, width = spots[package]
-            names = [path.stem for path in found[package] if path.stem != package]
-            parts.append(f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{HEIGHT}" rx="6" '
-                         f'fill="white" stroke="{color}" stroke-width="2"/>')
-            parts.append(f'<text x="{x + 10:.0f}" y="{y + 18}" font-size="14" font-weight="bold" '
-                         f'fill="{color}">{package}</text>')
-            parts.append(f'<text x="{x + width - 10:.0f}" y="{y + 18}" font-size="11" '
-                         f'text-anchor="end" font-style="italic" fill="#333">'
-                         f'{escape(QUESTIONS[package])}</text>')
-            for i, line in enumerate(wrapped(names, width - 20)):
-                parts.append(f'<text x="{x + 10:.0f}" y="{y + 33 + 13*i}" font-size="11" '
-                             f'fill="#333">{escape(line)}</text>')
-    height = len(FLOORS)*(HEIGHT + GAP) + 20
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            f'width="{WIDTH}" height="{height}" font-family="sans-serif">'
-            '<rect width="100%" height="100%" fill="white"/>' + "".join(parts) + "</svg>\n")
+            sheet.add("rect", x=round(x), y=y, width=round(width), height=HEIGHT, fill="white")
+            sheet.box(round(x), y, round(width), HEIGHT, color=color)
+            sheet.text(round(x + width/2), y + 14, package, size=14, font_weight="bold")
+            sheet.text(round(x + width/2), y + 32, QUESTIONS[package], size=11)
+    return sheet._repr_svg_() + "\n"
 
 
-def said(path):
-    "What the first line of a room says that it does."
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+def first_line(module):
+    "What the first line of a module says that it does."
+    return (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").split("\n")[0]
 
 
 def table():
     "The rooms, package by package, in Markdown."
-    made = {notebooks.module_of(path): path
-            for path in [*notebooks.lessons(), *notebooks.rooms()]}
-    parts = []
-    for package, paths in rooms().items():
-        rows = ["| room | |", "|---|---|"]
-        for path in paths:
-            module = ".".join(path.relative_to(ROOT/"dp_course").with_suffix("").parts)
-            place = made[module].relative_to(ROOT).as_posix()
-            words = said(path).replace("|", "/").splitlines()
-            rows.append(f"| [{path.stem}](../{place}) | {words[0] if words else ''} |")
-        question = QUESTIONS[package]
-        parts.append("\n".join([f"**{package}**: {question}", "", *rows]))
-    return "\n\n".join(parts)
+    rows = {package: [] for package in QUESTIONS}
+    for path in [*notebooks.lessons(), *notebooks.rooms()]:
+        module = notebooks.module_of(path)
+        if module:
+            package, _, room = module.partition(".")
+            words = first_line(ROOT/"dp_course"/f"{module.replace('.', '/')}.py").replace("|", "/")
+            rows[package].append(f"| [{room or package}](../{path.relative_to(ROOT)}) | {words} |")
+    return "\n\n".join("\n".join([f"**{package}**: {question}", "", "| room | |", "|---|---|",
+                                  *sorted(rows[package])])
+                       for package, question in QUESTIONS.items())
 
 
 def house(text):

@@ -13,7 +13,7 @@ from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT/"nbs/index.ipynb"
-PICTURES = {"docs/ladder.png": INDEX, "docs/gradient.png": ROOT/"nbs/02_by_hand.ipynb",
+PICTURES = {"docs/ladder.png": INDEX, "docs/gradient.png": ROOT/"nbs/03_by_hand.ipynb",
             "docs/attacks.png": ROOT/"nbs/pages/attacks.ipynb"}
 PAGES = {path: ROOT/f"docs/{path.stem}.md" for path in sorted((ROOT/"nbs/pages").glob("*.ipynb"))}
 NOTE = "<!-- Written by `make readme` from {}: edit there. -->\n\n"

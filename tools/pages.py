@@ -99,7 +99,8 @@ def prepared(notebook):
             folded(cell, "hide-input", "how it is drawn")
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("index.ipynb)", "index.md)")
-            cell.source = re.sub(r"\]\(pages/(\w+)\.ipynb\)", r"](\1.md)", cell.source)
+            cell.source = re.sub(r"\]\(((?:\.\./)*)pages/(\w+)\.ipynb\)", r"](\1\2.md)",
+                                 cell.source)
         kept.append(cell)
     notebook.cells = kept
     return notebook

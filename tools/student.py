@@ -5,14 +5,27 @@ that is missing is added. Solutions move to FOLDER/solutions/, folded; progress 
 Lessons ask for a guess before a cell is run, so the copy keeps no saved output but that of a cell
 which is slow, or is not run (folded where a guess was asked for), or only draws a diagram (its code
 is folded); and the lines that make a package of the notebooks stay out of it.
+
+Four tags of a cell say what else the copy changes:
+
+    build     a function that the student writes: its signature, `...`, the check, the model answer
+              (folded), and a line that chooses between her function and the course's
+    answer    gives a guess away: folded until the reader has guessed
+    plumbing  code of the package that nobody needs to read for the lesson: folded
+    outside   for readers who do not have a copy yet: left out
+
+Every notebook of the copy is signed, so that JupyterLab trusts it and shows saved diagrams.
 """
 import argparse
 import ast
+import copy
+import platform
 import re
 import textwrap
 from pathlib import Path
 
 import nbformat
+from nbformat.sign import NotebookNotary
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRESS = ".progress.json"  # as in dp_course.exercises.cards, which takes seconds to import
@@ -21,8 +34,23 @@ HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a
         "Try first; three failed tries bring three hints.")
 
 
+ANSWER = "<details><summary>Open this when you have made your guess</summary>\n\n{}\n\n</details>"
+MODEL = ("<details><summary>Model answer: try first</summary>\n\n```python\n{}\n```\n\n"
+         "</details>")
+# What a kernel reports: without it JupyterLab counts an untouched notebook as changed.
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "name": "python", "version": platform.python_version(), "mimetype": "text/x-python",
+    "codemirror_mode": {"name": "ipython", "version": 3}, "file_extension": ".py",
+    "nbconvert_exporter": "python", "pygments_lexer": "ipython3"}
+
+
+def has_tag(cell, tag):
+    return tag in cell.metadata.get("tags", [])
+
+
 def is_solution(cell):
-    return cell.cell_type == "code" and "solution" in cell.metadata.get("tags", [])
+    return cell.cell_type == "code" and has_tag(cell, "solution")
 
 
 def tree_of(cell):
@@ -127,28 +155,78 @@ def without_machinery(
     return "\n".join(lines)
 
 
-def for_guessing(notebook):
+# --- what the student builds
+
+
+def built(cell):
+    "The function of a build cell, parsed."
+    function, = [node for node in tree_of(cell).body if isinstance(node, ast.FunctionDef)]
+    return function
+
+
+def stub(cell):
+    "The signature and docstring of a build cell's function, and `...`."
+    function = built(cell)
+    lines = cell.source.split("\n")
+    if ast.get_docstring(function):
+        head = lines[:function.body[0].end_lineno]
+    else:
+        head = lines[:function.body[0].lineno - 1]
+    return "\n".join([*head, "    ..."])
+
+
+def to_build(cell):
+    "What the copy has in the place of a build cell: stub, check, model answer, choice."
+    name = built(cell).name
+    mine = copy.deepcopy(cell)
+    mine.source, mine.outputs, mine.execution_count = stub(cell), [], None
+    check = f"from dp_course.exercises import check_{name}, mine\n\ncheck_{name}({name})"
+    return [mine,
+            nbformat.v4.new_code_cell(check, id=f"{cell.id}-check"),
+            nbformat.v4.new_markdown_cell(MODEL.format(cell.source), id=f"{cell.id}-model"),
+            nbformat.v4.new_code_cell(f"{name} = mine({name})", id=f"{cell.id}-mine")]
+
+
+# --- the notebook as a student opens it
+
+
+def hide(cell, part):
+    "Fold a code cell's source or outputs."
+    cell.metadata["jupyter"] = cell.metadata.get("jupyter", {}) | {f"{part}_hidden": True}
+
+
+def for_guessing(notebook, first_page=False):
     "The notebook as a student opens it: nothing is computed yet, and nothing is exported."
     names = names_used(notebook.cells)
     kept, before, prose = [], notebook.cells[0], notebook.cells[0]
     for cell in notebook.cells:
+        if has_tag(cell, "outside"):
+            continue
         if cell.cell_type == "markdown" and not cell.source.startswith("_Solution:"):
             prose = cell
+        if cell.cell_type == "markdown":  # the notebooks of the checks are not copied
+            cell.source = re.sub(r"\[([^\]]+)\]\((?:\.\./)*exercises/[^)]+\)", r"\1", cell.source)
+        if cell.cell_type == "markdown" and has_tag(cell, "answer"):
+            cell.source = ANSWER.format(cell.source)
         if cell.cell_type == "code":
-            picture = is_diagram(cell) and not asks(before)
-            if picture:
-                cell.metadata["jupyter"] = {"source_hidden": True}
+            if first_page and has_tag(cell, "picture"):
+                hide(cell, "source")
+            elif is_diagram(cell) and not asks(before):
+                hide(cell, "source")
             elif not is_late(cell):
                 cell.outputs, cell.execution_count = [], None
             elif cell.outputs and asks(prose):  # a click on the dots shows it, and so does a run
-                cell.metadata["jupyter"] = {"outputs_hidden": True}
+                hide(cell, "outputs")
+            if has_tag(cell, "plumbing") or has_tag(cell, "answer"):
+                hide(cell, "source")
             machinery = cell.source
             cell.source = without_machinery(machinery, names).lstrip("\n")
             if machinery and not cell.source.strip():
                 continue  # there was nothing else in it
         before = cell
-        kept.append(cell)
+        kept += to_build(cell) if has_tag(cell, "build") else [cell]
     notebook.cells = kept
+    notebook.metadata |= {"kernelspec": KERNEL, "language_info": LANGUAGE}
     return notebook
 
 
@@ -176,23 +254,28 @@ def write(notebook, path):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
+    NotebookNotary().sign(nbformat.read(path, 4))
     return True
 
 
-def make(folder=ROOT/"student", source=ROOT/"nbs"):
-    "Add what is missing in the student's folder; how many notebooks were added."
+def make(
+    folder=ROOT/"student",
+    source=ROOT/"nbs",
+    only=None,  # paths of the notebooks to copy; all of them
+):              # how many notebooks were added
+    "Add what is missing in the student's folder."
     folder.mkdir(parents=True, exist_ok=True)
     (folder/PROGRESS).touch()
     added = 0
-    for path in sorted(source.rglob("*.ipynb")):
-        if ".ipynb_checkpoints" in path.parts:
-            continue
+    for path in sorted(only or source.rglob("*.ipynb")):
+        if {".ipynb_checkpoints", "exercises"} & set(path.relative_to(source).parts):
+            continue  # the notebooks of the checks hold the answers
         place = path.relative_to(source)
         to = folder/place
         if to.exists():
             continue
         lesson, solutions = split(nbformat.read(path, 4), place)
-        added += write(for_guessing(lesson), to)
+        added += write(for_guessing(lesson, first_page=path.stem == "index"), to)
         if solutions:
             write(for_guessing(solutions), folder/"solutions"/path.name)
     return added

@@ -1,6 +1,7 @@
 "A3: DP-SGD from scratch, then faster than the loop."
 import math
 import time
+from functools import wraps
 
 import torch
 from sklearn.datasets import load_digits
@@ -173,6 +174,7 @@ def check_noisy_mean(your_function, seed=None):
 
 def tensors(function):
     "A function whose pair of arrays comes as a pair of tensors."
+    @wraps(function)
     def call(*args):
         got = function(*args)
         if isinstance(got, (tuple, list)) and len(got) == 2:
@@ -183,6 +185,7 @@ def tensors(function):
 
 def flat(function):
     "A function whose pair comes as one vector: `same` compares numbers."
+    @wraps(function)
     def call(*args):
         got = tensors(function)(*args)
         return torch.cat([part.flatten() for part in got]) if isinstance(got, tuple) else got

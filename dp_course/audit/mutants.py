@@ -393,12 +393,6 @@ _DRAW = {
 }
 
 # %% ../../nbs/workshop/audit/mutants.ipynb #75f0c263
-def _mutants():
-    found = {}
-    for layer, listed in (("replay", _BEFORE), ("noise", _NOISE), ("sampler", _DRAW)):
-        for name, (changes, wrong) in listed.items():
-            found[name] = Mutant(changes, layer, wrong)
-    return found
-
-
-MUTANTS = _mutants()
+_LAYERS = {"replay": _BEFORE, "noise": _NOISE, "sampler": _DRAW}
+MUTANTS = {name: Mutant(changes, layer, wrong) for layer, mutants in _LAYERS.items()
+           for name, (changes, wrong) in mutants.items()}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .adapters import Finding, flat, fresh, joined, row_of
-from ..basics import PALETTE, check_count, check_kind, check_number, figure, refuse_unknown
+from ..basics import PALETTE, check_count, check_kind, check_number, figure
 from ..data import count, tree_map
 from ..privacy import PLDAccountant, require
 
@@ -245,7 +245,6 @@ _WRONG = {"move": "one example moves the released weights by {:.3g} times what t
           "spread": "who was drawn varies {:.3g} times as much as coins do"}
 
 # %% ../../nbs/workshop/audit/replay.ipynb #813fdf42
-@refuse_unknown
 def replay_release(
     train,             # (x, y, seed) -> dict name -> released tensor; a seed fixes coins and noise
     silent,            # D: rows (x, y) without gradients, as many as the plan says

@@ -3,37 +3,36 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
-    "command": """
-        Job OPTIONS make_parser parse read_settings""",
     "comparisons": """
         OPEN PUBLISHED REPORT Rung SOURCES Summary Table alike compare find_record full_ladder
         grouped images_of not_run_yet plot_ladder plot_record plot_records plot_traces read_all
         results_table row_name rung source_of summarize""",
     "config": """
-        CHOICES Config NoPrivacy check_types config_of eps_words first_line had_noise
-        inf_for_null label_no_privacy make_config make_plan make_schedule null_for_inf
-        overrides_of planned_steps run_name""",
+        ABOVE_0 AT_LEAST_0 AT_LEAST_1 BELOW_1 BUDGET CHANNELS Config DELTA Job NETWORKS
+        NoPrivacy TRAINED check_rules check_types closest config_of eps_words first_line
+        had_noise inf_for_null label_no_privacy make_config make_plan make_schedule must
+        null_for_inf one_of overrides_of planned_steps run_name setting""",
     "estimates": """
-        CLASSES SHORT in_words is_there list_presets missing_start record_words rehearse
-        run_images stand_in step_seconds""",
+        SHORT in_words is_there list_presets missing_start record_words rehearse run_images
+        stand_in try_steps""",
     "main": """
-        VERBS answer evaluate make_verb_parser plot predict""",
+        VERBS evaluate jobs_of make_parser numbers option_of options_of parse plot predict
+        read_words truth""",
     "presets": """
         OPEN_END PRESETS UNCLIPPED miniature overrides_named""",
     "progress": """
-        AtEpochs Bar Checkpoint EpochRow Evaluation Interrupt Lines RowWriter Run Stop Stopwatch
-        TimeLimit announce_duration callbacks_of complain conclude describe_end describe_row
-        describe_scores describe_start discard finish screen_of tidy""",
+        Interrupt Monitor Screen Stop announce_duration complain conclude describe_end
+        describe_scores describe_start finish tidy""",
     "registry": """
-        ENGINES FEATURES HEADS MODELS ONE_LABEL ONE_MASK PIXELWISE SCANS Task dice_words fit_out
-        layer_scores load_scans make_network task_of""",
+        DATA ENGINES FEATURES HEADS MODELS ONE_LABEL ONE_MASK PIXELWISE SCANS Task adapt_model
+        dice_words layer_scores load_scans make_network task_of""",
     "releases": """
-        IMAGES Released describe_network open_release read_image write_release""",
+        Released describe_network open_release read_image write_release""",
     "results": """
         power_of_test seeds_for summaries verify""",
     "run": """
         train""",
     "setup": """
-        load_data make_engine make_model make_optimizer make_trainer pick_up set_up
-        usable_precision""",
+        Run discard load_data make_engine make_model make_optimizer make_trainer pick_up
+        remove_beside set_up usable_precision""",
 })

@@ -140,6 +140,17 @@ PRESETS["deflated-eps3"] = dict(
 )
 _at_budgets("deflated-eps3", 1, 2, 5, 8)
 
+PRESETS["deflated-4m-eps3"] = dict(
+    PRESETS["deflated-eps3"],
+    about="the same with the encoder that saw four million views, and a rate for each eps",
+    features="leaves-deflated-4m",
+    tuning_runs=86,  # 79 of deflated, and seven of its own
+)
+_at_budgets("deflated-4m-eps3", 1, lr=396.)
+_at_budgets("deflated-4m-eps3", 2, lr=594.)  # not tried: between its neighbours
+_at_budgets("deflated-4m-eps3", 5, lr=1108.8)  # not tried: between its neighbours
+_at_budgets("deflated-4m-eps3", 8, lr=1584.)
+
 PRESETS["leaves-cnn-eps3"] = dict(
     PRESETS["leaves-linear-eps3"],
     about="the same with a small CNN beside the linear model",

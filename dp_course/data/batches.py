@@ -157,6 +157,8 @@ def losses_of(
         raise ValueError(f"{loss_fn=!r:.80} is no function: pass one of (output, labels)")
     losses = loss_fn(output, y)
     is_tensor = isinstance(losses, torch.Tensor)
+    if is_tensor and rows == 1 and losses.dim() == 0:  # of one row, a mean is its loss
+        return losses[None]
     shape = tuple(losses.shape) if is_tensor else type(losses).__name__
     if shape != (rows,):
         raise ValueError(f"loss_fn returned {shape} for {rows} rows: it must return one loss per "

@@ -3,25 +3,31 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
+    "architecture": """
+        check_fair_choice check_gap_interval check_tempered check_whole_bill""",
     "audit": """
         check_coins_needed check_survivor check_verdicts""",
+    "averages": """
+        check_clearly_better check_clipped_views check_naive_epsilon check_warm_ema""",
     "by_hand": """
-        check_private_mean check_steal check_update_std check_worst_move""",
+        check_clipped check_clipped_sum check_dp_sgd check_private_mean check_steal
+        check_update_std check_worst_move""",
     "cards": """
         AGAIN Blank Card Exercise PROGRESS Progress Refused Trial above below fresh_copy gap
-        has_no_end how_far is_noise judge_generator listed record used_generator""",
+        has_no_end how_far is_noise judge_generator listed mine record used_generator""",
     "clipping": """
         check_gradient_sigma check_judge check_next_threshold check_smallest_fair""",
     "cost": """
         check_affordable check_best_order check_delta_curve check_second_sigma""",
-    "definition": """
-        check_group_delta check_guilty check_laplace_delta check_sampled_delta check_sum_moves""",
     "fast_gradients": """
         check_conv_ghost check_hook_gradients check_late_sum check_mixed""",
     "features": """
         check_channels check_shift_of_first check_view_norms""",
     "normalization": """
         check_mixes_rows check_raw_norms check_renormalize check_without_batchnorm""",
+    "promise": """
+        check_allowed check_coin_answers check_excess check_group_delta check_guilty
+        check_laplace_delta check_laplace_noise check_sampled_delta check_sum_moves""",
     "public_start": """
         check_centred check_noise_length check_own_rate check_paired""",
     "resnet20": """
@@ -38,12 +44,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_advise check_crossover check_enough_steps check_smallest_batch""",
     "segmentation": """
         check_agreement check_dice check_own_share""",
-    "shoe": """
-        check_fair_choice check_gap_interval check_tempered check_whole_bill""",
     "start": """
         check_is_right check_mean_error check_rms check_secrets""",
     "trainer": """
         check_micro_sum check_must_pay check_noise_for check_private_accuracy""",
-    "tricks": """
-        check_clearly_better check_clipped_views check_naive_epsilon check_warm_ema""",
 })

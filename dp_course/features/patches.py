@@ -361,5 +361,4 @@ def buy_mean(
         sensitivity=model.bound/len(data),
         sigma=sigma,
     )
-    with torch.no_grad():
-        model.mean.copy_(mean)
+    trainer.set_weights({"mean": mean})

@@ -390,7 +390,7 @@ def normalized_features(
     leaves = encoder_features(model, leaf_images(500, size, seed=1, textured=True))
     mean, std = leaves.mean(0), leaves.std(0)
     std = std.clamp(min=.01*std.mean() + 1e-6)  # a feature that is dead on leaves stays small
-    scale = 125/math.sqrt(leaves.shape[1])  # as long as the scattering features of lesson 11
+    scale = 125/math.sqrt(leaves.shape[1])  # as long as the scattering features of lesson 15
     return [scale*(encoder_features(model, x) - mean)/std for x in images]
 
 # %% ../../nbs/workshop/features/pretraining.ipynb #7783c4cf

@@ -3,25 +3,29 @@
 from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
-    "attention": """
-        broadcast_parameters self_attention self_attention_of with_copies""",
     "clipping": """
-        AdaptiveClip AutoClip LayerClip noised_fraction split_sigma""",
+        AdaptiveClip AutoClip LayerClip Sensitivity bounded noise_std noised_fraction
+        sensitivity_of split_sigma which_are_short""",
     "dpsgd": """
         FlatClip ROUNDING example_grads loop_grad_sum noisy_mean trainable""",
     "engines": """
-        bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only""",
+        bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only reweighted""",
+    "isolation": """
+        Isolation Kept VmapStops alone batched_tensors beneath current_level examples_apart
+        explained forgetting is_batched logical outside physical refusing_batched replaced
+        row_by_row tensors_of""",
+    "kernels": """
+        COMPOSED KERNELS attention bag_of_embeddings embedding refuse_shared_table""",
     "layers": """
-        ConvWeight FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct RULES
-        StandardizedWeight Tap at_least_float32 convolution_rule gram_norms no_longer
-        product_weight rule_of weighted_rows""",
-    "slow_engines": """
-        reweighted vmap_grad_sum""",
+        ConvWeight Convolution FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct
+        RULES StandardizedWeight Tap TransposedConvolution as_made at_least_float32
+        convolution_rule folded gram_norms no_longer product_weight unfolded weighted_rows""",
+    "precision": """
+        PRECISIONS bf16_engine bf16_product_ratio fixed_shape gains_from_bfloat16 has_bfloat16
+        settled_precision""",
     "tape": """
-        PRECISIONS Tape bf16_engine bf16_product_ratio call_with clip_factors clipped eager
-        empty_sum fast_grad_sum fast_pools fixed_shape forward_backward gains_from_bfloat16
-        has_bfloat16 kept_or_ghost one_pass recording refuse refuse_statistics settled_precision
-        vmappable""",
+        Call Substitutes Tape clip_factors clipped eager empty_sum fast_grad_sum
+        forward_backward kept_or_ghost one_pass vmap_grad_sum without_autocast""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",
     "units": """

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RULES', 'at_least_float32', 'weighted_rows', 'KeptGradients', 'GhostNorm', 'no_longer', 'OuterProduct',
-           'LinearWeight', 'product_weight', 'gram_norms', 'ConvWeight', 'StandardizedWeight', 'Tap',
-           'convolution_rule', 'FoldedGroupNorm', 'rule_of']
+           'LinearWeight', 'product_weight', 'gram_norms', 'ConvWeight', 'StandardizedWeight', 'Tap', 'as_made',
+           'folded', 'unfolded', 'Convolution', 'convolution_rule', 'FoldedGroupNorm', 'TransposedConvolution']
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #52c2be35
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.linalg import vector_norm
 
+from .kernels import refuse_shared_table
+
 # %% ../../nbs/workshop/gradients/layers.ipynb #58cdaf18
 def at_least_float32(dtype):
     "Gradients of half precision are widened before anything is taken of them."
@@ -24,13 +26,13 @@ def at_least_float32(dtype):
 
 def weighted_rows(
     rows,          # (b,...)
-    bad,           # (b) True for an example that must count nothing; None: there is none
+    nonfinite,           # (b) True for an example that must count nothing; None: there is none
     factors=None,  # (b)
 ):                 # the same shape, float64
-    "Erase the rows of bad examples, as 0*NaN is NaN, and scale the others."
+    "Erase the rows of examples that are not finite, as 0*NaN is NaN, and scale the others."
     rows, one_per_row = rows.double(), (-1, *[1]*(rows.dim() - 1))
-    if bad is not None:
-        rows = rows.masked_fill(bad.view(one_per_row), 0)
+    if nonfinite is not None:
+        rows = rows.masked_fill(nonfinite.view(one_per_row), 0)
     return rows if factors is None else rows*factors.double().view(one_per_row)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #ca7e66fd
@@ -118,9 +120,11 @@ class KeptGradients:
             self.squared = _row_norms(self.flat).square()
         return self.squared
 
-    def weighted_sum(self, factors, bad):  # (b), (b) or None -> the weight's shape, float64
+    def weighted_sum(self, factors, nonfinite):  # (b), (b) or None -> the weight's shape, float64
         "Add up the gradients, each times its factor."
-        flat = self.flat if bad is None else self.flat.masked_fill(bad[:, None], 0)  # 0*NaN is NaN
+        flat = self.flat
+        if nonfinite is not None:
+            flat = flat.masked_fill(nonfinite[:, None], 0)  # 0*NaN is NaN
         total = flat.new_zeros(flat.shape[1], dtype=torch.float64)
         _add_rows(total, flat, factors)
         return self.restored(total)
@@ -134,7 +138,7 @@ class KeptGradients:
 class GhostNorm:
     "Squared norms now, and a function for the weighted sum once the factors are known."
     squared:torch.Tensor      # (b)
-    weighted_sum:object=None  # factors (b), bad (b) or None -> sum, float64
+    weighted_sum:object=None  # factors (b), nonfinite (b) or None -> sum, float64
 
     def squared_norms(self):  # (b)
         return self.squared
@@ -161,15 +165,15 @@ def _alone(inputs, outputs, factors, squared):  # (n,t,t) float64 twice, (n) twi
     return alone, factors.masked_fill(alone, 0)
 
 
-def _add_alone(total, weight, alone, factors, bad, squared):
+def _add_alone(total, weight, alone, factors, nonfinite, squared):
     "Add gradients that a product with many others would round by more than they are long."
     if alone.any():
-        weight.careful = True
-        picked = [None if v is None else v[alone] for v in (factors, bad, squared)]
+        weight.needs_float64 = True
+        picked = [None if v is None else v[alone] for v in (factors, nonfinite, squared)]
         total += _late_sum(weight.some(alone), *picked).view_as(total)
 
 
-def _late_sum(weight, factors, bad, squared):
+def _late_sum(weight, factors, nonfinite, squared):
     "Form the gradients once more, a few at a time, measure them, and add them up."
     total = factors.new_zeros(weight.shape.numel(), dtype=torch.float64)
     if not len(factors):
@@ -178,7 +182,7 @@ def _late_sum(weight, factors, bad, squared):
     for low in range(0, len(factors), n):
         part = slice(low, low + n)
         kept, scale = weight.some(part).kept(), factors[part]
-        rows = kept.flat if bad is None else kept.flat.masked_fill(bad[part, None], 0)
+        rows = kept.flat if nonfinite is None else kept.flat.masked_fill(nonfinite[part, None], 0)
         if squared is not None:
             scale = no_longer(scale, squared[part], _row_norms(rows))
         _add_rows(total, rows, scale)
@@ -208,11 +212,11 @@ def _pieces(x, g):  # yields slice of examples, slices of columns
         yield slice(low, low + n), columns
 
 
-def _weighted_product(x, g, factors, bad):  # (b,...,i), (b,...,o), (b), (b) or None -> (o,i)
+def _weighted_product(x, g, factors, nonfinite):  # (b,...,i), (b,...,o), (b), (b) or None -> (o,i)
     "Add up products of outputs and inputs, each times its example's factor, in float64."
     total = factors.new_empty(g.shape[-1], x.shape[-1], dtype=torch.float64)
     for part, columns in _pieces(x, g):
-        erased = None if bad is None else bad[part]
+        erased = None if nonfinite is None else nonfinite[part]
         gs = weighted_rows(g[part], erased, factors[part]).flatten(0, -2)
         for some in columns:  # two float32's product: exact in float64
             xs = weighted_rows(x[part, ..., some], erased).flatten(0, -2)
@@ -248,11 +252,11 @@ class OuterProduct:
         self.out_norms = _row_norms(self.g)
         return (_row_norms(self.x)*self.out_norms).square()
 
-    def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
+    def weighted_sum(self, factors, nonfinite, squared=None):  # as of `LinearWeight`
         "Add up the gradients, each times its factor; no product is as long as its rounding."
         if self.x.numel() <= 4*_PIECE:  # two float32's product: exact in float64
-            return weighted_rows(self.g, bad, factors).T @ weighted_rows(self.x, bad)
-        return _weighted_product(self.x, self.g, factors, bad)
+            return weighted_rows(self.g, nonfinite, factors).T @ weighted_rows(self.x, nonfinite)
+        return _weighted_product(self.x, self.g, factors, nonfinite)
 
     def kept(self):
         return self.keep(self.gradients())
@@ -266,7 +270,7 @@ class LinearWeight:
     "What a linear layer's input and output gradient say about each example's gradient."
     x:torch.Tensor      # (b,t,i) input
     g:torch.Tensor      # (b,t,o) gradient of the output
-    careful:bool=False  # is an example's gradient so short that float32 would lose it?
+    needs_float64:bool=False  # is an example's gradient so short that float32 would lose it?
 
     shape = property(lambda self: torch.Size((self.g.shape[2], self.x.shape[2])))
 
@@ -280,7 +284,7 @@ class LinearWeight:
 
     def some(self, part):  # slice of b -> the same for a few examples
         "What is known about a few examples, in float64 where float32 would lose them."
-        wide = torch.float64 if self.careful else at_least_float32(self.x.dtype)
+        wide = torch.float64 if self.needs_float64 else at_least_float32(self.x.dtype)
         return LinearWeight(self.x[part].to(wide), self.g[part].to(wide))
 
     def ghost_pays(self):
@@ -296,29 +300,29 @@ class LinearWeight:
 
     def _exactly(self, rows):  # (b) which -> (n) squared norms
         "Form the few gradients of which inner products leave nothing, and remember it for the sum."
-        self.careful = True
+        self.needs_float64 = True
         pairs = zip(self.x[rows].double(), self.g[rows].double())
         return torch.stack([(g.mT @ x).square().sum() for x, g in pairs])
 
     def weighted_sum(
         self,
         factors,       # (b)
-        bad,           # (b) True for an example that must count nothing; None: there is none
+        nonfinite,           # (b) True for an example that must count nothing; None: there is none
         squared=None,  # (b) squared norms that made the factors; None: any length is right
     ):                 # (o,i) float64
         "Add up the gradients, each times its factor: one matrix product, or a few at a time."
         if self.x.shape[1] > _FEW:
-            return _late_sum(self, factors, bad, squared)
-        alone, together = self._alone(factors, bad, squared)
-        total = _weighted_product(self.x, self.g, together, bad)
-        _add_alone(total, self, alone, factors, bad, squared)
+            return _late_sum(self, factors, nonfinite, squared)
+        alone, together = self._alone(factors, nonfinite, squared)
+        total = _weighted_product(self.x, self.g, together, nonfinite)
+        _add_alone(total, self, alone, factors, nonfinite, squared)
         return total
 
-    def _alone(self, factors, bad, squared):
+    def _alone(self, factors, nonfinite, squared):
         "`_alone` for all examples, from inner products in float64."
         found = []
         for part, columns in _pieces(self.x, self.g):
-            erased = None if bad is None else bad[part]
+            erased = None if nonfinite is None else nonfinite[part]
             g = weighted_rows(self.g[part], erased)
             xs = (weighted_rows(self.x[part, :, some], erased) for some in columns)
             said = None if squared is None else squared[part]
@@ -346,31 +350,28 @@ def _learns(p):
     return p is not None and p.requires_grad
 
 
-def _by_example(rows, tape):  # ((k b),...,c) -> (b,c) or (b,(k t),c)
-    "Make positions of an example out of its views."
-    if tape.k == 1:
-        return rows if rows.dim() == 2 else rows.reshape(tape.b, -1, rows.shape[-1])
-    split = rows.reshape(tape.k, tape.b, -1, rows.shape[-1])
+def _by_example(v, call):  # (rows,...,c) -> (b,c) or (b,t,c)
+    "Make positions of an example out of its views, and of all that it sends through a layer."
+    if call.views == 1:
+        return v if v.dim() == 2 else v.reshape(call.b, -1, v.shape[-1])
+    split = v.reshape(call.views, call.b, -1, v.shape[-1])
     return split.transpose(0, 1).flatten(1, 2)
 
 
-def _product_back(tape, weight, bias, x, g):
-    "Note the gradients of a product with a weight, whoever holds it."
-    rows = product_weight(_by_example(x, tape), _by_example(g, tape))
+def _product_back(x, g, y, call, weight, bias):
+    "Note the gradients of a product with a weight."
+    rows = product_weight(_by_example(x, call), _by_example(g, call))
     if _learns(weight):
-        tape.add_weight(weight, rows)
+        call.add_weight(weight, rows)
     if _learns(bias):
-        tape.add(bias, rows.bias())
+        call.add(bias, rows.bias())
 
 
-def _linear_back(tape, m, x, g, y):
-    _product_back(tape, m.weight, m.bias, x, g)
-
-
-def _linear(tape, m, x):
+def _linear(call, x, weight, bias=None):
     x = _autocast(x)
-    y = F.linear(x, _constant(m.weight, x.dtype), _constant(m.bias, x.dtype))
-    return Tap.apply(tape.anchor, y, x, m, _linear_back, tape)
+    flat = F.linear(x.flatten(0, -2), _constant(weight, x.dtype), _constant(bias, x.dtype))
+    y = as_made(flat, (*x.shape[:-1], len(weight)))
+    return Tap.apply(call.anchor, y, x, partial(_product_back, call=call, weight=weight, bias=bias))
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #c6104ffc
 def gram_norms(
@@ -581,7 +582,7 @@ class ConvWeight:
     g:torch.Tensor      # ((k b),o,...) gradient of the output
     b:int               # examples
     padding:tuple       # zeros on both sides, per axis
-    careful:bool=False  # as in `LinearWeight`
+    needs_float64:bool=False  # as in `LinearWeight`
 
     shape = property(lambda self: self.conv.weight.shape)
 
@@ -602,7 +603,7 @@ class ConvWeight:
         "What is known about a few examples, in float64 where float32 would lose them."
         x, g = [rows.unflatten(0, (-1, self.b))[:, part] for rows in (self.x, self.g)]
         b, x, g = x.shape[1], x.flatten(0, 1), g.flatten(0, 1)
-        wide = torch.float64 if self.careful else at_least_float32(self.x.dtype)
+        wide = torch.float64 if self.needs_float64 else at_least_float32(self.x.dtype)
         return ConvWeight(self.conv, x.to(wide), g.to(wide), b, self.padding)
 
     def _in_float64(self, x, g):  # rows of n examples with one view each -> (n,*weight.shape)
@@ -629,20 +630,20 @@ class ConvWeight:
 
     def _ghost_norms(self, x, g):
         def exactly(rows):
-            self.careful = True
+            self.needs_float64 = True
             return self._in_float64(x[rows], g[rows]).flatten(1).square().sum(1)
 
         return gram_norms(*_conv_tables(self.conv, x, g, self.padding), exactly=exactly)
 
-    def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
+    def weighted_sum(self, factors, nonfinite, squared=None):  # as of `LinearWeight`
         t = self.g.shape[2:].numel()
         if t > _FEW or self.conv.groups > 1 or len(self.x) > self.b:
-            return _late_sum(self, factors, bad, squared)
+            return _late_sum(self, factors, nonfinite, squared)
         total = factors.new_zeros(self.shape[0], self.shape[1:].numel(), dtype=torch.float64)
         n, found = _few_at_a_time(t*sum(total.shape)), []
         for low in range(0, self.b, n):
             part = slice(low, low + n)
-            erased = None if bad is None else bad[part]
+            erased = None if nonfinite is None else nonfinite[part]
             patches = _patches(weighted_rows(self.x[part], erased), self.conv, self.padding)[:, 0]
             g = weighted_rows(self.g[part].flatten(2), erased)
             said = None if squared is None else squared[part]
@@ -650,7 +651,7 @@ class ConvWeight:
             g = (g*found[-1][1][:, None, None]).transpose(0, 1).flatten(1)
             total.addmm_(g, patches.transpose(0, 1).flatten(1).T)
         alone = torch.cat([alone for alone, _ in found])
-        _add_alone(total, self, alone, factors, bad, squared)
+        _add_alone(total, self, alone, factors, nonfinite, squared)
         return total.view(self.shape)
 
     def kept(self):
@@ -731,7 +732,7 @@ class StandardizedWeight:
         self.in_order = of and of.in_order  # c as gradients made by pixels lie in memory
         self.x, self.g, self.shape = inner.x, inner.g, inner.shape
 
-    careful = property(lambda self: self.inner.careful)
+    needs_float64 = property(lambda self: self.inner.needs_float64)
 
     def gradients(self):  # of the filters that were used
         return self.inner.gradients()
@@ -772,8 +773,8 @@ class StandardizedWeight:
         few.held = self.held and [products[part] for products in self.held]
         return few
 
-    def weighted_sum(self, factors, bad, squared=None):  # as of `LinearWeight`
-        return _late_sum(self, factors, bad, squared)
+    def weighted_sum(self, factors, nonfinite, squared=None):  # as of `LinearWeight`
+        return _late_sum(self, factors, nonfinite, squared)
 
     def ghost_pays(self):
         return _long_enough(self.inner.conv) and self.inner.ghost_pays()
@@ -783,7 +784,7 @@ class StandardizedWeight:
         inner, (_, f, _) = self.inner, self.filters
         scaled = ConvWeight(inner.conv, self.x, self.g*f.view(-1, 1, 1), inner.b, inner.padding)
         gg = scaled.ghost_norms()
-        inner.careful = scaled.careful
+        inner.needs_float64 = scaled.needs_float64
         return _raw_squared_norms(gg, *self._projections(), self.filters, self._exactly)
 
     def _projections(self):  # (b,o) <G,1> and <G,c>
@@ -808,7 +809,7 @@ class StandardizedWeight:
         return F.conv2d(x, filters, None, conv.stride, self.inner.padding, conv.dilation)
 
     def _exactly(self, rows):  # (b) which -> (n) squared norms
-        self.inner.careful = True
+        self.inner.needs_float64 = True
         gradients = self.inner._in_float64(self.x[rows], self.g[rows])
         return _raw_gradients(gradients, self.filters).flatten(1).square().sum(1)
 
@@ -819,11 +820,11 @@ def _long_enough(conv):
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #782881c8
 class Tap(torch.autograd.Function):
-    "Pass a layer's output on; on the way back `rule` sees input and output gradient."
+    "Pass a layer's output on; on the way back, `back` is told input, output gradient and output."
     @staticmethod
-    def forward(ctx, anchor, y, x, m, rule, tape, keep_y=False):
+    def forward(ctx, anchor, y, x, back, keep_y=False):
         ctx.save_for_backward(x)
-        ctx.m, ctx.rule, ctx.tape = m, rule, tape
+        ctx.back = back
         ctx.version = y._version + 1
         ctx.y = y.detach() if keep_y else None  # a ReLU keeps its own: this one would only cost
         ctx.mark_dirty(y)
@@ -834,23 +835,68 @@ class Tap(torch.autograd.Function):
         y, ctx.y = ctx.y, None  # the graph would hold it until the last layer is done
         if y is not None and y._version != ctx.version:
             y = None  # an activation in place overwrote it
-        ctx.rule(ctx.tape, ctx.m, ctx.saved_tensors[0].detach(), g, y)
-        return None, g, *[None]*5
+        ctx.back(ctx.saved_tensors[0].detach(), g, y)
+        return None, g, None, None, None
+
+
+def as_made(
+    y,      # tensor that was just computed
+    shape,  # of as many numbers
+):          # the same numbers in another shape
+    "Reshape without a view, so that an activation may work in place."
+    return torch.ops.aten._unsafe_view(y, shape)
+
+
+def folded(
+    x,     # (rows,n,...), or (rows,...) with `dims` dimensions behind the rows
+    dims,  # dimensions of one logical row
+):         # ((n rows),...), n
+    "Put the n logical rows that each example sends through a layer below each other."
+    if x.dim() == 1 + dims:
+        return x, 1
+    n = x.shape[1]
+    return (x.flatten(0, 1) if n == 1 else x.transpose(0, 1).flatten(0, 1)), n
+
+
+def unfolded(
+    y,      # ((n rows),...)
+    shape,  # of what was folded
+):          # (rows,n,...) or (rows,...)
+    "Undo `folded` for what a layer made of it."
+    if y.dim() == len(shape):
+        return y
+    rows, n = shape[:2]
+    if n == 1:
+        return as_made(y, (rows, 1, *y.shape[1:]))
+    return y.unflatten(0, (n, rows)).transpose(0, 1).contiguous()
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1b7a01dc
-def _padded(conv, x):
+def _per_axis(number, axes):
+    return (number,)*axes if isinstance(number, int) else tuple(number)
+
+
+@dataclass(eq=False)
+class Convolution:
+    "What `ConvWeight` must know of a convolution."
+    weight:torch.Tensor  # (o,i/groups,...)
+    stride:tuple
+    dilation:tuple
+    groups:int
+
+    kernel_size = property(lambda self: tuple(self.weight.shape[2:]))
+
+
+def _padded(conv, x, padding):
     "Give a convolution's input and its symmetric zero padding; any other padding is done here."
-    none = (0,)*len(conv.stride)
-    both = conv._reversed_padding_repeated_twice
-    if conv.padding == "valid":
-        return x, none
-    if conv.padding_mode != "zeros":
-        return F.pad(x, both, mode=conv.padding_mode), none
-    if conv.padding != "same":
-        return x, conv.padding
-    if both[::2] == both[1::2]:
-        return x, tuple(both[::-2])
-    return F.pad(x, both), none
+    if padding == "valid":
+        return x, (0,)*len(conv.stride)
+    if padding != "same":
+        return x, _per_axis(padding, len(conv.stride))
+    ends = [divmod(d*(k - 1), 2) for k, d in zip(conv.kernel_size, conv.dilation)]
+    if not any(odd for _, odd in ends):
+        return x, tuple(half for half, _ in ends)
+    both = [pad for half, odd in reversed(ends) for pad in (half, half + odd)]
+    return F.pad(x, both), (0,)*len(conv.stride)
 
 
 def _autocast(x):
@@ -872,36 +918,48 @@ def _output_helps(conv, x, y, b):
     return x.dtype.itemsize >= 4 and ConvWeight(conv, x, y, b, ())._small_and_deep()
 
 
-def _conv_back(tape, m, x, g, y, padding, filters):
-    if _learns(m.bias):
-        positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
-        tape.add(m.bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
-    if _learns(m.weight):
-        weight = ConvWeight(m, x, g, tape.b, padding)
+def _note_bias(call, bias, g, n):  # g ((n rows),c,...)
+    if _learns(bias):
+        positions = g.reshape(n*call.views, call.b, g.shape[1], -1)
+        call.add(bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
+
+
+def _conv_back(x, g, y, call, conv, bias, padding, filters, axes):
+    g, n = folded(g, 1 + axes)
+    _note_bias(call, bias, g, n)
+    if _learns(conv.weight):
+        weight = ConvWeight(conv, x, g, call.b, padding)
         if filters is not None:
+            y = None if y is None else folded(y, 1 + axes)[0]
             weight = StandardizedWeight(weight, filters, y)
-        tape.add_weight(m.weight, weight)
+        call.add_weight(conv.weight, weight)
 
 
 def convolution_rule(
-    tape,  # `Tape` of the engine call
-    m,     # nn.Conv1d, 2d or 3d; one that standardizes its filters has a method `centred()`
-    x,     # ((k b),i,...)
-):         # ((k b),o,...)
-    "Convolve, and let the gradients of all examples go to the tape on the way back."
-    x, padding = _padded(m, _autocast(x))
-    filters, weight = None, m.weight
-    if hasattr(m, "centred"):
-        with torch.no_grad():
-            filters = m.centred()
-            weight = (filters[0]*filters[1]).view_as(m.weight)
-    weight, bias = _constant(weight, x.dtype), _constant(m.bias, x.dtype)
-    y = torch.convolution(x, weight, bias, m.stride, padding, m.dilation, False,
-                          [0]*len(padding), m.groups)
+    call,          # `Call` of a layer
+    x,             # (rows,n,i,...)
+    weight,        # (o,i/groups,...)
+    bias=None,     # (o)
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    filters=None,  # c (o,n), f (o,1), h (o,1) of standardized filters f c
+):                 # (rows,n,o,...)
+    "Convolve, and note the gradients of all examples on the way back."
+    axes = weight.dim() - 2
+    conv = Convolution(weight, _per_axis(stride, axes), _per_axis(dilation, axes), groups)
+    flat, _ = folded(_autocast(x), 1 + axes)
+    flat, padding = _padded(conv, flat, padding)
+    used = weight if filters is None else (filters[0]*filters[1]).view_as(weight)
+    used, shift = _constant(used, flat.dtype), _constant(bias, flat.dtype)
+    y = torch.convolution(flat, used, shift, conv.stride, padding, conv.dilation, False,
+                          [0]*axes, groups)
     keep_y = (filters is not None and bias is None  # a bias may drown y
-              and _output_helps(m, x, y, tape.b))
-    back = partial(_conv_back, padding=padding, filters=filters)
-    return Tap.apply(tape.anchor, y, x, m, back, tape, keep_y)
+              and _output_helps(conv, flat, y, call.b))
+    back = partial(_conv_back, call=call, conv=conv, bias=bias, padding=padding, filters=filters,
+                   axes=axes)
+    return Tap.apply(call.anchor, unfolded(y, x.shape), flat, back, keep_y)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1e6d4d50
 _GRID = 2**16 - 1  # CUDA's kernel takes no more groups at once, those of all examples together
@@ -911,38 +969,43 @@ def _joined(pieces, dim=0):
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def _group_norm_back(m, wanted, g, x, mean, rstd):  # each (k,b,...)
+def _group_norm_back(weight, groups, wanted, g, x, mean, rstd):  # x and g (k,b,c,...)
     "What goes on to the input (k,b,c,...), and scale's and shift's gradients (b,c) per example."
     k, b, channels = x.shape[:3]
     dx, *affine = torch.ops.aten.native_group_norm_backward(
         g.contiguous(), x.contiguous(), mean.reshape(k, -1), rstd.reshape(k, -1),
-        m.weight.detach().repeat(b), k, b*channels, x.shape[3:].numel(), b*m.num_groups, wanted)
+        None if weight is None else weight.detach().repeat(b), k, b*channels,
+        x.shape[3:].numel(), b*groups, wanted)
     return dx.view(x.shape) if wanted[0] else None, *affine
 
 
 class FoldedGroupNorm(torch.autograd.Function):
     "GroupNorm whose way back folds examples into channels: affine gradients per example."
     @staticmethod
-    def forward(ctx, anchor, x, m, tape):
-        area = x.shape[2:].numel()
+    def forward(ctx, anchor, x, call, groups, weight, bias, eps):  # x (rows,n,c,...)
+        rows, n = folded(x, x.dim() - 2)
+        rows = rows.contiguous()
+        area = rows.shape[2:].numel()
         y, mean, rstd = torch.native_group_norm(
-            x, m.weight, m.bias, *x.shape[:2], area, m.num_groups, m.eps)
-        ctx.save_for_backward(x, mean, rstd)
-        ctx.m, ctx.tape = m, tape
-        return y
+            rows, weight, bias, *rows.shape[:2], area, groups, eps)
+        ctx.save_for_backward(rows, mean, rstd)
+        ctx.call, ctx.affine, ctx.groups, ctx.shape = call, (weight, bias), groups, x.shape
+        return unfolded(y, x.shape)
 
     @staticmethod
     def backward(ctx, g):
-        m, tape = ctx.m, ctx.tape
-        wanted = [ctx.needs_input_grad[1], m.weight.requires_grad, m.bias.requires_grad]
-        at_once = max(1, _GRID//m.num_groups) if g.is_cuda else tape.b
-        pieces = [v.unflatten(0, (-1, tape.b)).split(at_once, 1) for v in (g, *ctx.saved_tensors)]
-        backs = [_group_norm_back(m, wanted, *piece) for piece in zip(*pieces)]
+        call, (weight, bias), groups = ctx.call, ctx.affine, ctx.groups
+        wanted = [ctx.needs_input_grad[1], _learns(weight), _learns(bias)]
+        g, _ = folded(g, g.dim() - 2)
+        at_once = max(1, _GRID//groups) if g.is_cuda else call.b
+        pieces = [v.unflatten(0, (-1, call.b)).split(at_once, 1) for v in (g, *ctx.saved_tensors)]
+        backs = [_group_norm_back(weight, groups, wanted, *piece) for piece in zip(*pieces)]
         dx, *affine = zip(*backs)
-        for p, gradients in zip((m.weight, m.bias), affine):
-            if p.requires_grad:
-                tape.add(p, KeptGradients(_joined(gradients).view(tape.b, -1)))
-        return None, _joined(dx, 1).flatten(0, 1) if wanted[0] else None, None, None
+        for p, gradients in zip((weight, bias), affine):
+            if _learns(p):
+                call.add(p, KeptGradients(_joined(gradients).view(call.b, -1)))
+        dx = unfolded(_joined(dx, 1).flatten(0, 1), ctx.shape) if wanted[0] else None
+        return None, dx, *[None]*5
 
 
 def _float32_on_cuda(x):
@@ -951,29 +1014,43 @@ def _float32_on_cuda(x):
     return x.to(at_least_float32(x.dtype)) if cast else x
 
 
-def _group_norm(tape, m, x):
-    x = _float32_on_cuda(x).contiguous()
-    return FoldedGroupNorm.apply(tape.anchor, x, m, tape)
+def _group_norm(call, x, num_groups, weight=None, bias=None, eps=1e-5):
+    x = _float32_on_cuda(x)
+    return FoldedGroupNorm.apply(call.anchor, x, call, num_groups, weight, bias, eps)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #35d6ce57
-def _layer_norm_back(tape, m, x, g, y):
-    shape, wide = m.normalized_shape, at_least_float32(x.dtype)
+def _normed_back(x, g, y, call, shape, normed, weight, bias):
+    wide = at_least_float32(x.dtype)
     x, g = x.to(wide), g.to(wide)
 
     def per_example(rows):
-        return KeptGradients(rows.reshape(tape.k, tape.b, -1, *shape).sum((0, 2)))
+        return KeptGradients(rows.reshape(call.views, call.b, -1, *shape).sum((0, 2)))
 
-    if _learns(m.weight):
-        tape.add(m.weight, per_example(g*F.layer_norm(x, shape, eps=m.eps)))
-    if _learns(m.bias):
-        tape.add(m.bias, per_example(g))
+    if _learns(weight):
+        call.add(weight, per_example(g*normed(x)))
+    if _learns(bias):
+        call.add(bias, per_example(g))
 
 
-def _layer_norm(tape, m, x):
+def _detached(p):
+    return None if p is None else p.detach()
+
+
+def _layer_norm(call, x, normalized_shape, weight=None, bias=None, eps=1e-5):
     x = _float32_on_cuda(x)
-    weight, bias = (_constant(p, m.weight.dtype) for p in (m.weight, m.bias))
-    y = F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
-    return Tap.apply(tape.anchor, y, x, m, _layer_norm_back, tape)
+    y = F.layer_norm(x, normalized_shape, _detached(weight), _detached(bias), eps)
+    normed = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
+    back = partial(_normed_back, call=call, shape=normalized_shape, normed=normed, weight=weight,
+                   bias=bias)
+    return Tap.apply(call.anchor, y, x, back)
+
+# %% ../../nbs/workshop/gradients/layers.ipynb #a51e0c02
+def _rms_norm(call, x, normalized_shape, weight=None, eps=None):
+    x = _float32_on_cuda(x)
+    normed = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
+    back = partial(_normed_back, call=call, shape=normalized_shape, normed=normed, weight=weight,
+                   bias=None)
+    return Tap.apply(call.anchor, normed(x, weight=weight.detach()), x, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #b90f9ecf
 def _rows_that_occur(
@@ -989,31 +1066,36 @@ def _rows_that_occur(
     squares = _row_norms(rows).square()
     squared = squares.new_zeros(b).index_add_(0, owner, squares)
 
-    def weighted_sum(factors, bad):
-        kept = rows if bad is None else rows.masked_fill(bad[owner][:, None], 0)
+    def weighted_sum(factors, nonfinite):
+        kept = rows if nonfinite is None else rows.masked_fill(nonfinite[owner][:, None], 0)
         weights = factors.double()[owner][:, None]
         return weights.new_zeros(shape).index_add_(0, word, kept*weights)
 
     return GhostNorm(squared, weighted_sum)
 
 
-def _embedding_back(tape, m, x, g, y):
-    words, d = m.weight.shape
+def _embedding_back(x, g, y, call, weight, padding_idx):
+    words, d = weight.shape
     word = x.flatten()
     g = g.reshape(-1, d).to(at_least_float32(g.dtype))
-    if m.padding_idx is not None:
-        g = g.masked_fill((word == m.padding_idx)[:, None], 0)
-    example = torch.arange(tape.b, device=x.device).repeat(tape.k)
+    if padding_idx is not None:
+        g = g.masked_fill((word == padding_idx)[:, None], 0)
+    example = torch.arange(call.b, device=x.device).repeat(call.views)
     pair = example.repeat_interleave(x[0].numel())*words + word
-    if tape.once(m.weight):
-        return tape.add(m.weight, _rows_that_occur(pair, g, tape.b, m.weight.shape))
-    gradients = g.new_zeros(tape.b*words, d).index_add_(0, pair, g)
-    tape.add(m.weight, KeptGradients(gradients.view(tape.b, words, d)))
+    if call.once(weight):
+        return call.add(weight, _rows_that_occur(pair, g, call.b, weight.shape))
+    gradients = g.new_zeros(call.b*words, d).index_add_(0, pair, g)
+    call.add(weight, KeptGradients(gradients.view(call.b, words, d)))
 
 
-def _embedding(tape, m, x):
-    y = F.embedding(x, m.weight.detach(), m.padding_idx)
-    return Tap.apply(tape.anchor, y, x, m, _embedding_back, tape)
+def _embedding(call, x, weight, padding_idx=None, max_norm=None, norm_type=2.,
+               scale_grad_by_freq=False, sparse=False):
+    refuse_shared_table(max_norm, scale_grad_by_freq)
+    if padding_idx is not None:
+        padding_idx %= len(weight)
+    y = F.embedding(x, weight.detach(), padding_idx)
+    back = partial(_embedding_back, call=call, weight=weight, padding_idx=padding_idx)
+    return Tap.apply(call.anchor, y, x, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #df4c795e
 def _met(m, x, g):
@@ -1025,41 +1107,35 @@ def _met(m, x, g):
     return F.pad(g, [end for pair in reversed(ends) for end in pair]), (0,)*len(ends)
 
 
-def _transposed_back(tape, m, x, g, y):
-    if _learns(m.bias):
-        positions = g.reshape(tape.k, tape.b, g.shape[1], -1)
-        tape.add(m.bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
-    if _learns(m.weight):
-        g, padding = _met(m, x, g)
-        tape.add_weight(m.weight, ConvWeight(m, g, x, tape.b, padding))
+@dataclass(eq=False)
+class TransposedConvolution(Convolution):
+    "The same, of a convolution that goes backwards."
+    padding:tuple
+    output_padding:tuple
 
 
-def _transposed(tape, m, x):
+def _transposed_back(x, g, y, call, conv, bias):
+    g, n = folded(g, 3)
+    _note_bias(call, bias, g, n)
+    if _learns(conv.weight):
+        g, padding = _met(conv, x, g)
+        call.add_weight(conv.weight, ConvWeight(conv, g, x, call.b, padding))
+
+
+def _transposed(call, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1,
+                dilation=1):
     "Convolve backwards; on the way back input and output gradient change places."
-    x = _autocast(x)
-    weight, bias = (_constant(p, x.dtype) for p in (m.weight, m.bias))
-    y = F.conv_transpose2d(
-        x, weight, bias, m.stride, m.padding, m.output_padding, m.groups, m.dilation)
-    return Tap.apply(tape.anchor, y, x, m, _transposed_back, tape)
+    stride, padding, output_padding, dilation = (
+        _per_axis(number, 2) for number in (stride, padding, output_padding, dilation))
+    conv = TransposedConvolution(weight, stride, dilation, groups, padding, output_padding)
+    flat, _ = folded(_autocast(x), 3)
+    y = F.conv_transpose2d(flat, _constant(weight, flat.dtype), _constant(bias, flat.dtype),
+                           stride, padding, output_padding, groups, dilation)
+    back = partial(_transposed_back, call=call, conv=conv, bias=bias)
+    return Tap.apply(call.anchor, unfolded(y, x.shape), flat, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #e40ab186
-RULES = {nn.Conv1d: convolution_rule, nn.Conv2d: convolution_rule, nn.Conv3d: convolution_rule,
-         nn.ConvTranspose2d: _transposed, nn.Linear: _linear, nn.GroupNorm: _group_norm,
-         nn.LayerNorm: _layer_norm, nn.Embedding: _embedding}
-
-
-def _changes(cls):
-    "List the methods and properties by which a class differs from its base, but harmless ones."
-    found = {n for n, v in vars(cls).items() if callable(v) or hasattr(v, "__get__")}
-    return found - {"__init__", "reset_parameters", "extra_repr"}
-
-
-def rule_of(
-    m,  # `nn.Module`
-):      # (tape, m, x) -> output; None: no rule is known to be right for it
-    "Find the rule of a layer."
-    for cls in type(m).__mro__:
-        if cls in RULES:
-            return RULES[cls]
-        if _changes(cls):
-            return None
+RULES = {  # function of torch -> (call, input (rows,...), its other arguments) -> output (rows,...)
+    F.linear: _linear, F.conv1d: convolution_rule, F.conv2d: convolution_rule,
+    F.conv3d: convolution_rule, F.conv_transpose2d: _transposed, F.group_norm: _group_norm,
+    F.layer_norm: _layer_norm, F.rms_norm: _rms_norm, F.embedding: _embedding}

@@ -181,7 +181,7 @@ class ScheduledClip:
         ratio = self.ratio if sigma == self.sigma else 1.
         return sigma*ratio*self.max_norm
 
-    def update(self, norms, generator=None):
+    def update(self, fractions=None):
         "Go on to the next step; looks at nothing."
         self.t += 1
 

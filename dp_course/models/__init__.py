@@ -8,7 +8,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "report": """
         ReportBlock report_conv report_resnet20 report_wrn16_4""",
     "resnet": """
-        WSConv2d four_a_group resnet20 sixteen_groups wide_resnet wrn16_4 wrn40_4""",
+        WSConv2d four_a_group resnet20 sixteen_groups standardized_convolution wide_resnet
+        wrn16_4 wrn40_4""",
     "small": """
         ACTIVATIONS NormWatch TemperedSigmoid activation activation_norm allconv_cifar
         bounded_cnn digit_filters draw_like edge_filters first_moment papernot_cnn

@@ -12,6 +12,7 @@ from .resnet import WSConv2d as WSConv2d
 from .resnet import four_a_group as four_a_group
 from .resnet import resnet20 as resnet20
 from .resnet import sixteen_groups as sixteen_groups
+from .resnet import standardized_convolution as standardized_convolution
 from .resnet import wide_resnet as wide_resnet
 from .resnet import wrn16_4 as wrn16_4
 from .resnet import wrn40_4 as wrn40_4

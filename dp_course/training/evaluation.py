@@ -10,7 +10,6 @@ from itertools import islice
 
 import torch
 
-from .callbacks import temporary_weights
 from .processes import Peers
 
 # %% ../../nbs/workshop/training/evaluation.ipynb #3ba6e6b0
@@ -53,7 +52,7 @@ def measure(
     weights = {}
     for callback in trainer.callbacks:
         weights |= getattr(callback, "weights", {})
-    with temporary_weights(trainer.model, weights):
+    with trainer.weights_swapped(weights):
         counts = class_counts(trainer, peers)
     right, total, _ = counts.tolist()
     by_class = [round(r/max(1, t), 6) for r, t in zip(right, total)]

@@ -9,11 +9,11 @@ __all__ = ['STEPS', 'Entry', 'Ledger']
 import json
 import os
 import secrets
-from dataclasses import dataclass
+from bisect import bisect_left
 from pathlib import Path
 from typing import NamedTuple
 
-from ..basics import data_root, refuse_unknown
+from ..basics import data_root
 from ..privacy import Budget
 from .checkpoints import Journal
 
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 # %% ../../nbs/workshop/training/ledger.ipynb #f53b4ec8
 def _budget(plan):
-    "The plan's own budget; whatever only looks like a plan gets one, too."
+    "Give the plan's own budget; a stand-in for a plan has only its numbers."
     if hasattr(plan, "budget"):
         return plan.budget()
     return Budget(eps=plan.eps, delta=plan.delta, accountant=plan.accountant)
@@ -61,82 +61,72 @@ def _enter(budget, entry):
 
 
 def _run_name(plan):
-    "A name, no secret; it says whom a plan protects, unless that is one example."
+    "Make a name, no secret; it says whom a plan protects, unless that is one example."
     unit = getattr(plan, "unit", "example")
     return secrets.token_hex(8) + (f", one {unit} a unit" if unit != "example" else "")
 
 # %% ../../nbs/workshop/training/ledger.ipynb #47736416
-@dataclass(eq=False)
-class _File:
-    "The ledger beside one checkpoint, and what we know of it."
-    path:Path        # of the checkpoint
-    journal:Journal
-    run:str          # whose it is
-    known:set        # entries that it holds
-
-    def add(self, entries):  # list of entries that others have added
-        "Append what the file lacks."
-        # ValueError: the file is another run's by now
-        found = []
-        if not (self.path.exists() or self.journal.path.exists()):
-            return found  # somebody has cleaned up both
-        for entry in entries:
-            if entry not in self.known:
-                others = self.journal.append(json.dumps(entry))
-                self.known.add(entry)  # not before: the disk may be full
-                found += _read(others, self.journal, self.run)
-        self.known.update(found)
-        return found
-
-
-def _shelf():
-    "Where the ledgers lie that all copies of a checkpoint on this machine share."
-    return Path(os.environ.get("DP_COURSE_LEDGERS") or data_root()/"ledgers")
-
-
-def _place(path):
-    "A checkpoint and the one before it share a ledger."
-    return Path(str(path).removesuffix(".prev")).absolute()
-
-
 def _head(run):
+    "Make the first line of a file: whose it is."
     return json.dumps(["run", run])
 
 
-def _read(texts, journal, run):
-    "Entries from the lines of a file; its first line names the run."
-    heads = [text for text in texts if text.startswith('["run"')]
+def _entries_in(lines, journal, run):
+    "Make entries of the lines of a file."
+    # ValueError: they are another run's
+    heads = [line for line in lines if line.startswith('["run"')]
     if heads not in ([], [_head(run)]):
         raise ValueError(f"{journal.path} is the ledger of another run: copy a checkpoint together "
                          "with its own .ledger")
-    return [Entry.read(text) for text in texts if text not in heads]
+    return [Entry.read(line) for line in lines if line not in heads]
+
+
+def _shared_file(run):
+    "Name the checkpoint whose ledger all copies of a run on this machine share."
+    folder = Path(os.environ.get("DP_COURSE_LEDGERS") or data_root()/"ledgers")
+    return folder/run.partition(",")[0]
 
 # %% ../../nbs/workshop/training/ledger.ipynb #963627b2
 class Ledger:
-    "What a run has released: nothing is noised before it stands here, and in the files."
+    "What a run has released: nothing is noised before it is entered here and in the files."
     def __init__(self, plan):
         self.plan = plan
         self.budget = _budget(plan)
         self.budget.post = self._post
         self.run = _run_name(plan)  # what belongs to the same run
-        self.computed = 0   # steps that must be paid for
-        self._made = {}     # all entries, in order; a dict as a set that keeps it
-        self._first = {}    # (what, stream, t) -> the first entry made there
-        self._unpaid = ()   # entries beyond what the plan covers: they were never released
-        self._files = {}    # path of a checkpoint -> `_File`
+        self.computed = 0           # steps that must be paid for
+        self._process = os.getpid()  # the only one that may spend
+        self._made = {}             # all entries, in order; a dict as a set that keeps it
+        self._first = {}            # (what, stream, t) -> the first entry made there
+        self._unpaid = ()           # entries beyond what the plan covers: never released
+        self._files = {}            # path of a ledger -> `Journal`
         self._others, self._affordable = None, 0
+
+    # --- what it holds
 
     def entries(self):
         "List all entries."
         return list(self._made)
 
     def holds(self, entry):
-        "Has this very look been paid for?"
+        "Tell whether this very look has been paid for."
         return entry in self._made and entry not in self._unpaid
 
     def first(self, entry):
-        "What the batch of an entry was first used for; None: nothing yet."
+        "Find what the batch of an entry was first used for; None: nothing yet."
         return self._first.get(entry.slot)
+
+    @property
+    def saved(self):
+        "Whether there are files of this run."
+        return bool(self._files)
+
+    def state_dict(self):
+        "Give what a checkpoint keeps."
+        entries = list(map(list, self.entries()))
+        return {"run": self.run, "entries": entries, "budget": self.budget.state_dict()}
+
+    # --- what may still be spent
 
     def left(
         self,
@@ -148,13 +138,8 @@ class Ledger:
         return max(0, min(self.plan.steps - t, len(known) + self.room))
 
     @property
-    def saved(self):
-        "Are there files of this run?"
-        return bool(self._files)
-
-    @property
     def room(self):
-        "How many steps with new noise are paid for."
+        "Count the steps with new noise that are paid for."
         plan, computed = self.plan, self.computed
         if not plan.sigma:  # no privacy: a step that came out differently costs nothing either
             return plan.steps
@@ -173,6 +158,8 @@ class Ledger:
             return self.room > 0
         return self.budget.affords(q=entry.q, sigma=entry.sigma)
 
+    # --- spending
+
     def charge(
         self,
         entry,  # about to be noised
@@ -180,6 +167,7 @@ class Ledger:
         "Pay for a look, in all files and in memory, unless it has been paid for."
         # ValueError: it is not affordable, then nothing is written; or others were faster.
         # OSError: a file cannot be written
+        self._refuse_other_process()
         if self.holds(entry):
             return
         if not self.pays(entry):
@@ -193,15 +181,9 @@ class Ledger:
                              f"= {self.budget.epsilon():.4g}, more than {self.budget.eps:g}; go on "
                              "alone from the newest checkpoint")
 
-    def _refuse(self, entry):
-        if entry.what == STEPS:
-            self.refuse_step()
-        Budget.post(self.budget, entry.what, q=entry.q, sigma=entry.sigma)  # raises, says why
-
-    @refuse_unknown
     def _post(self, what:str, *, sigma:float, q:float=1., steps:int=1):  # `Budget`
-        "What the budget's `post` does from now on: each release is an entry, like no other."
-        # ValueError
+        "Enter a release as the budget's `post`; each is an entry of its own."
+        # ValueError: not affordable, or a name that is taken
         if what == STEPS:
             raise ValueError(f"{what=} are the trainer's own: pass another name")
         if not self.budget.affords(q=q, sigma=sigma, steps=steps):
@@ -210,6 +192,18 @@ class Ledger:
             name = self._ask(secrets.token_hex)
             self.charge(Entry(str(what), float(q), float(sigma), "elsewhere", 0, name))
         return self.budget
+
+    def _refuse_other_process(self):
+        "Refuse to spend in a copy of the process, which the first one would not see."
+        if os.getpid() != self._process:
+            raise ValueError(f"this run belongs to process {self._process}, and this is process "
+                             f"{os.getpid()}: both would spend the same budget; save a checkpoint "
+                             "there, and load it into a new Trainer here")
+
+    def _refuse(self, entry):
+        if entry.what == STEPS:
+            self.refuse_step()
+        Budget.post(self.budget, entry.what, q=entry.q, sigma=entry.sigma)  # raises, says why
 
     def refuse_step(self):
         "Say why there is no further step."
@@ -220,16 +214,6 @@ class Ledger:
         raise ValueError(f"step {self.computed + 1} is not paid for: eps={plan.eps} buys "
                          f"{plan.steps} steps at sigma={plan.sigma:.5g}{also}; make a plan for "
                          "more")
-
-    def _write(self, entries):  # list of entries that others have written meanwhile
-        "Put entries into all files."
-        news, todo = [], list(entries)
-        while todo:  # what one file has told us the others must hear
-            found = [entry for file in self._files.values() for entry in file.add(todo)]
-            todo = [entry for entry in dict.fromkeys(found)
-                    if entry not in news and entry not in self._made]
-            news += todo
-        return news
 
     def _take_in(self, entries):
         "Add entries to ledger and budget, paid for or not: they have happened."
@@ -244,21 +228,22 @@ class Ledger:
     def _mark_unpaid(self):
         "Find the entries that came too late: those before them are all that the plan covers."
         made = self.entries()
-        fit, over = 0, len(made) + 1  # so many of them fit, and so many do not
-        while over - fit > 1:
-            middle = len(made) if over > len(made) else (fit + over)//2
-            fit, over = (middle, over) if self._covers(made[:middle]) else (fit, middle)
-        self._unpaid = frozenset(made[fit:])
+        paid = len(made)
+        if not self._covers(made):
+            paid = bisect_left(range(paid), True, key=lambda n: not self._covers(made[:n + 1]))
+        self._unpaid = frozenset(made[paid:])
 
     def _covers(self, entries):
-        "Does the plan pay for all of these?"
+        "Tell whether the plan pays for all of these."
         if not self.plan.sigma:
             return True
-        bill = _budget(self.plan)
+        spent = _budget(self.plan)
         for entry in entries:
-            _enter(bill, entry)
+            _enter(spent, entry)
         steps = sum(entry.what == STEPS for entry in entries)
-        return steps <= self.plan.steps and bill.epsilon() <= bill.eps
+        return steps <= self.plan.steps and spent.epsilon() <= spent.eps
+
+    # --- files
 
     def follow(
         self,
@@ -266,25 +251,22 @@ class Ledger:
     ):         # function: call it if the checkpoint could not be written
         "Write into the ledger beside a checkpoint from now on; start it, unless it is this run's."
         # ValueError: a damaged ledger lies there
-        path = _place(path)
-        if path in self._files and self._files[path].journal.path.exists():
-            return lambda: None
+        self._refuse_other_process()
         journal = Journal(path)
         before = journal.path.read_bytes() if journal.path.exists() else None
-        lines = journal.entries() if before is not None else []
-        mine = self.entries()
-        if lines[:1] == [_head(self.run)]:
-            there = _read(lines, journal, self.run)
-            self._files[path] = _File(path, journal, self.run, set(there))
-            self._take_in([*there, *self._files[path].add(mine)])
+        if before is not None and journal.path in self._files:
+            return lambda: None
+        if before is not None and journal.entries()[:1] == [_head(self.run)]:
+            self._take_in(self._entries_of(journal))
         else:
-            journal = Journal.start(path, [_head(self.run), *map(json.dumps, mine)])
-            self._files[path] = _File(path, journal, self.run, set(mine))
-        self._take_in(self._from_shelf())
+            journal = Journal.start(path, [_head(self.run), *map(json.dumps, self.entries())])
+        self._files[journal.path] = journal
+        self._take_in(self._shared_entries())
+        self._take_in(self._write(self.entries()))
         self._mark_unpaid()
 
         def undo():
-            self._files.pop(path, None)
+            self._files.pop(journal.path, None)
             journal.restore(before)
         return undo
 
@@ -295,45 +277,65 @@ class Ledger:
     ):
         "Go on where a checkpoint stopped; what was spent since then stands in the file beside it."
         # FileNotFoundError, ValueError: that file is missing, damaged, cut, or another run's
-        path = _place(path)
+        self._refuse_other_process()
         journal = Journal(path)
-        there = _read(self._ask(journal.entries), journal, state["run"])
+        there = _entries_in(self._ask(journal.entries), journal, state["run"])
         known = [Entry(*entry) for entry in state["entries"]]
         if not set(known) <= set(there):
             raise ValueError(f"{journal.path} has {len(there)} entries and lacks some of the "
                              f"{len(known)} that the checkpoint was written with: it was cut; put "
                              "back a copy of the whole file")
-        self.run = state["run"]
-        self._files = {p: file for p, file in self._files.items() if file.run == self.run}
-        self._files[path] = _File(path, journal, self.run, set(there))
-        self._take_in([*self._ask(self._from_shelf), *there, *known])  # the shelf: in one order
+        if self.run != state["run"]:
+            self.run, self._files = state["run"], {}
+        self._files[journal.path] = journal
+        shared = self._ask(self._shared_entries)
+        self._take_in([*shared, *there])  # in the same order for all copies
         self.budget.load_state_dict(state["budget"])
+        self._take_in(self._ask(self._write, self.entries()))
         self._mark_unpaid()
-        self._ask(self._write, self.entries())
         return self
+
+    def _shared_entries(self):
+        "Follow the ledger that all copies of this run on this machine share, and list its entries."
+        journal = Journal(_shared_file(self.run))
+        if journal.path in self._files:
+            return []
+        try:
+            journal.path.parent.mkdir(parents=True, exist_ok=True)
+            if not journal.path.exists():
+                journal = Journal.start(journal.checkpoint, [_head(self.run)])
+            there = self._entries_of(journal)
+        except OSError:  # a home that cannot be written: then copies are not seen
+            return []
+        self._files[journal.path] = journal
+        return there
+
+    def _entries_of(self, journal):
+        return _entries_in(journal.entries(), journal, self.run)
+
+    def _write(self, entries):  # list of entries that others have written meanwhile
+        "Put entries into all files."
+        news, todo = [], list(entries)
+        while todo:  # what one file has told us the others must hear
+            found = []
+            for journal in self._files.values():
+                found += self._add(journal, todo)
+            todo = [entry for entry in dict.fromkeys(found)
+                    if entry not in news and entry not in self._made]
+            news += todo
+        return news
+
+    def _add(self, journal, entries):  # list of entries that others have written meanwhile
+        "Append what one file lacks."
+        # ValueError: the file is another run's by now
+        found = []
+        if not (journal.checkpoint.exists() or journal.path.exists()):
+            return found  # somebody has cleaned up both
+        for text in map(json.dumps, entries):
+            if not journal.holds(text):
+                found += _entries_in(journal.append(text), journal, self.run)
+        return found
 
     def _ask(self, work, *args):
         "Ask the files; of several processes, the first one does, and tells the others."
         return work(*args)
-
-    def _from_shelf(self):  # list of entries
-        "Follow the ledger of this run that all its copies on this machine share."
-        place = _shelf()/self.run.partition(",")[0]
-        if place in self._files:
-            return []
-        journal = Journal(place)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if not journal.path.exists():
-                journal = Journal.start(place, [_head(self.run)])
-            there = _read(journal.entries(), journal, self.run)
-        except OSError:  # a home that cannot be written: then copies are not seen
-            return []
-        self._files[place] = _File(place, journal, self.run, set(there))
-        self._files[place].add(self.entries())
-        return there
-
-    def state_dict(self):
-        "What a checkpoint keeps."
-        entries = list(map(list, self.entries()))
-        return {"run": self.run, "entries": entries, "budget": self.budget.state_dict()}

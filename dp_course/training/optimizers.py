@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
-from ..basics import check_kind, check_number, refuse_unknown
+from ..basics import check_kind, check_number
+from ..gradients import noise_std
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #b689c20f
 def _listed(std):
@@ -58,7 +59,6 @@ def _adam_move(p, state, std, group):
     p.addcdiv_(m, _adam_root(v, std, group), value=-group["lr"])
 
 # %% ../../nbs/workshop/training/optimizers.ipynb #6fe6ba7a
-@refuse_unknown
 class DPAdam(torch.optim.Optimizer):
     "Adam for noisy gradients: what the noise adds to the second moment can be taken out again."
     # ValueError: a value out of range. Without noise_std: Adam, Kingma & Ba 2015, Algorithm 1. With
@@ -77,18 +77,17 @@ class DPAdam(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     @classmethod
-    @refuse_unknown
     def from_plan(
         cls,
         plan,       # `PrivacyPlan`
-        clip,       # its std must not change during the run
+        clip,       # its sensitivity must not change during the run
         **options,  # lr, betas, floor
     ):              # params -> optimizer, for `Trainer(optimizer=...)`
         "Take the noise's standard deviation from the plan and the clip, as the trainer does."
-        if not hasattr(plan, "sigma") or not hasattr(clip, "std"):
+        if not hasattr(plan, "sigma") or not hasattr(clip, "sensitivity"):
             raise ValueError(f"from_plan takes a PrivacyPlan and a clip, not {plan!r:.40} and "
                              f"{clip!r:.40}: pass the trainer's own, as in from_plan(plan, clip)")
-        std = torch.as_tensor(clip.std(plan.sigma), dtype=torch.float64)/plan.batch_size
+        std = torch.as_tensor(noise_std(clip, plan.sigma), dtype=torch.float64)/plan.batch_size
         return lambda params: cls(params, noise_std=std.tolist(), **options)
 
     @torch.no_grad()

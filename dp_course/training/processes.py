@@ -6,15 +6,13 @@
 __all__ = ['shard', 'Peers', 'join', 'ProcessTrainer']
 
 # %% ../../nbs/workshop/training/processes.ipynb #460b9b89
-import hashlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
 import torch
 
-from ..basics import check_number, pick_device, refuse_unknown
+from ..basics import check_number, pick_device
 from .ledger import Ledger
 from .micro_batches import digest_of, fingerprint
 from .trainer import Trainer
@@ -116,7 +114,6 @@ def _from_torchrun(name, default):
     return int(os.environ.get(name, default))
 
 
-@refuse_unknown
 def join(
     device=None,        # as for `pick_device`; "cuda" and None: one GPU per process
     timeout:float=300,  # seconds to wait for the others, now and later
@@ -140,48 +137,6 @@ def join(
     peers._meet(lambda: start(backend=backend, timeout=wait))
     return peers
 
-# %% ../../nbs/workshop/training/processes.ipynb #b0444ebc
-def _closed(function):
-    "What a function keeps beside its code: defaults, and what it closes over."
-    cells = function.__closure__ or ()
-    kept = [cell.cell_contents for cell in cells if cell != type(cell)()]  # an empty one has none
-    return [v for v in (*kept, *(function.__defaults__ or ())) if v is not function]
-
-
-def _told(thing):
-    "What a function or an object is, in words and numbers that other processes can compare."
-    if isinstance(thing, partial):
-        return "partial", _told(thing.func), list(map(_told, thing.args)), _told(thing.keywords)
-    if isinstance(thing, torch.Tensor):
-        return digest_of([thing])
-    if isinstance(thing, (str, int, float, bool, type(None))):
-        return thing
-    if isinstance(thing, (list, tuple)):
-        return list(map(_told, thing))
-    if isinstance(thing, dict):
-        return {str(name): _told(v) for name, v in thing.items()}
-    kind = thing if hasattr(thing, "__qualname__") else type(thing)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    code = getattr(thing, "__code__", None)
-    if code is not None:
-        body = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:8]
-        numbers = [v for v in code.co_consts if isinstance(v, (str, int, float))]
-        return name, body, _told(numbers), _told(_closed(thing))
-    plain = (str, int, float, bool, torch.Tensor, list, tuple, dict)
-    state = {k: v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, plain)}
-    return name, _told(state) if kind is not thing else {}
-
-
-def _parts_of(trainer):  # yields name, what all processes must have in common
-    "What would make one process clip, compute or step otherwise than the rest."
-    for part in ("clip", "loss_fn", "engine", "augment"):
-        yield part, _told(getattr(trainer, part))
-    groups = [{k: v for k, v in group.items() if k != "params"}
-              for group in trainer.optimizer.param_groups]
-    yield "optimizer", (type(trainer.optimizer).__name__, _told(groups))
-    kinds = sorted({str(p.dtype) for p in trainer.model.parameters()})
-    yield "precision", (kinds, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))
-
 # %% ../../nbs/workshop/training/processes.ipynb #0cabb375
 class _SharedLedger(Ledger):
     "One ledger for all processes: the first one reads and writes the files, and tells the others."
@@ -202,7 +157,6 @@ class _SharedLedger(Ledger):
         return answer
 
 # %% ../../nbs/workshop/training/processes.ipynb #64b5b78a
-@refuse_unknown
 class ProcessTrainer(Trainer):
     "Train in step with others: each process clips its own shard, one noise goes on the sum of all."
     # ValueError: the processes have different plans, networks or data, or have drifted apart
@@ -222,8 +176,6 @@ class ProcessTrainer(Trainer):
         self._secret = peers.broadcast(self._secret)
         self._ledger = _SharedLedger(plan, peers)
         peers.agree("plan or network", self._config())
-        for part, told in _parts_of(self):
-            peers.agree(part, told)
         peers.agree("training data", fingerprint(self.data))
         self.agree()
 
@@ -238,7 +190,7 @@ class ProcessTrainer(Trainer):
             super().save(path)
 
     def release(self, path):
-        "Write what may leave the house: process 0 does."
+        "Write what may leave: process 0 does."
         if not self.peers.rank:
             super().release(path)
 
@@ -257,12 +209,13 @@ class ProcessTrainer(Trainer):
         self,
         idx,    # (b,) the whole batch, sorted
         t:int,  # step
+        scale,  # how much one example may add
     ):          # clipped sum and norms (l,b) of the whole batch
         "As the parent's, but engine and data see the examples of this shard only."
         piece = shard(self.plan.n, self.peers.rank, self.peers.world)
         ends = torch.tensor([piece.start, piece.stop], device=idx.device)
         low, high = torch.searchsorted(idx, ends).tolist()
-        total, norms = self._sum_over(self._micro_batches(idx, t, low, high))
+        total, norms = self._sum_over(self._micro_batches(idx, t, low, high), scale)
         return self._over_all(total, norms, low, len(idx))
 
     def _over_all(
@@ -273,23 +226,20 @@ class ProcessTrainer(Trainer):
         b:int,    # examples in the whole batch
     ):            # sum over all shards; norms (l,b), in the order of the batch
         "Sum the gradients of all processes, and collect all norms."
-        told = self._told_of_clip()
         wide = [g.double().flatten() for g in total.values()]
-        flat = self.peers.all_sum(torch.cat([*wide, wide[0].new_tensor([told])]))
-        *parts, said = flat.split([*map(len, wide), 1])
-        if said.item() != told*self.peers.world:
-            raise ValueError("the processes do not hear each other, or clip otherwise by now, "
-                             f"{self.clip} here: one's noise would not cover another's sum. "
-                             "Thresholds follow the same norms and coins on devices of one kind; "
-                             "start all again with --resume")
+        flat = self.peers.all_sum(torch.cat([*wide, wide[0].new_ones(1)]))
+        *parts, heard = flat.split([*map(len, wide), 1])
+        if heard.item() != self.peers.world:
+            raise ValueError(f"{heard.item():g} of {self.peers.world} processes were heard: each "
+                             "would train alone; start all again with --resume")
         summed = {name: part.view_as(total[name]) for name, part in zip(total, parts)}
         wide = norms.new_zeros(len(norms), b)
         wide[:, low:low + norms.shape[1]] = norms
         return summed, self.peers.all_reduce(wide)
 
-    def _told_of_clip(self):  # an integer of 32 bits, as a float
-        "What stands for the clip as it is by now."
-        return float(int(hashlib.sha256(repr(_told(self.clip)).encode()).hexdigest()[:8], 16))
+    def _sensitivity(self):
+        "The first process's: no example adds more, in whichever process, than one noise covers."
+        return self.peers.broadcast(super()._sensitivity())
 
     def _digest(self, things):
         "The first process's: should the last bit of a sum differ, the noise still must not."

@@ -16,7 +16,6 @@ import subprocess
 import time
 from dataclasses import asdict, is_dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -26,12 +25,7 @@ import torch
 import dp_course
 from ..basics import machine, peak_memory_mb
 from ..privacy import RDPAccountant
-from .checkpoints import write_all
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from .checkpoints import append, lock, named
 
 # %% ../../nbs/workshop/training/records.ipynb #09c580ff
 def _sealed(text):
@@ -62,22 +56,21 @@ class Record:
         # FileExistsError: somebody has written to it. ValueError: somebody is writing to it
         self.path = Path(path)
         self.file = open(self.path, "r+b" if resume else "x+b", buffering=0)
-        self._lock()
-        whole = len(_whole_lines(self.file.read(), self.path))
-        self.file.truncate(whole)
-        self.file.seek(whole)
+        try:
+            lock(self.file, wait=False)
+        except BlockingIOError:
+            self.file.close()
+            raise ValueError(f"{self.path} is being written by another process: wait until it "
+                             "is done, or stop it") from None
+        self.end = len(_whole_lines(self.file.read(), self.path))  # of the last whole line
 
     def write(self, kind, **row):
         "Append one line; if that fails, the file ends where it did."
         # ValueError: a number that JSON does not know (NaN, infinity). OSError: a full disk
         line = _sealed(json.dumps({"kind": kind, **row}, allow_nan=False)) + "\n"
-        end = self.file.tell()
-        try:
-            write_all(self.file.fileno(), line.encode())
-        except OSError as error:
-            self.file.truncate(end)
-            self.file.seek(end)
-            raise OSError(error.errno, f"{error.strerror}: not written", str(self.path)) from error
+        with named(self.path):
+            append(self.file, self.end, line.encode())
+        self.end += len(line.encode())
 
     def beside(self, suffix):
         "Name another file of the same run."
@@ -86,16 +79,6 @@ class Record:
     def close(self):
         "Let others write."
         self.file.close()
-
-    def _lock(self):
-        "Keep other processes away; the lock goes with the file, and with this process."
-        try:
-            if fcntl:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.file.close()
-            raise ValueError(f"{self.path} is being written by another process: wait until it "
-                             "is done, or stop it") from None
 
 # %% ../../nbs/workshop/training/records.ipynb #5a1e0001
 KINDS = ("start", "epoch", "resume", "row", "end")  # of a line; row: of a mere measurement
@@ -126,48 +109,46 @@ def _parse(
     return line
 
 # %% ../../nbs/workshop/training/records.ipynb #00c16149
-def _is_number(value, most=math.inf):
-    return type(value) in (int, float) and 0 <= value <= most
+_NAME, _OBJECT, _SWITCH = "a name", "an object", "true or false"
+_NUMBER, _COUNT = "a number, 0 or more", "a whole number, 0 or more"
+_SHARE, _SEED = "a number between 0 and 1", 'a whole number or "secret"'
 
-
-def _is_count(value):
-    return type(value) is int and value >= 0
-
-
-_NUMBER = "a number, 0 or more", _is_number
-_COUNT = "a whole number, 0 or more", _is_count
-_SHARE = "a number between 0 and 1", partial(_is_number, most=1)
-_OBJECT = "an object", lambda value: isinstance(value, dict)
-
-_RULES = {  # what a value must be: in words, and as a function
-    "preset": ("a name", lambda value: isinstance(value, str)),
-    "config": _OBJECT,
-    "plan": _OBJECT,
-    "seed": ('a whole number or "secret"', lambda value: value == "secret" or _is_count(value)),
-    "finished": ("true or false", lambda value: isinstance(value, bool)),
-    **dict.fromkeys(("test_accuracy", "mean_dice"), _SHARE),
-    **dict.fromkeys(("step", "tested_on", "tuning_runs"), _COUNT),
-    **dict.fromkeys(("eps", "eps_pld", "eps_rdp", "seconds"), _NUMBER),
+_HOLDS = {  # rule in words -> whether a value keeps it
+    _NAME: lambda value: isinstance(value, str),
+    _OBJECT: lambda value: isinstance(value, dict),
+    _SWITCH: lambda value: isinstance(value, bool),
+    _NUMBER: lambda value: type(value) in (int, float) and value >= 0,
+    _COUNT: lambda value: type(value) is int and value >= 0,
+    _SHARE: lambda value: type(value) in (int, float) and 0 <= value <= 1,
+    _SEED: lambda value: value == "secret" or type(value) is int and value >= 0,
+}
+_RULES = {  # for the values of a line
+    "preset": _NAME, "config": _OBJECT, "plan": _OBJECT, "seed": _SEED, "finished": _SWITCH,
+    "step": _COUNT, "tested_on": _COUNT, "tuning_runs": _COUNT, "test_accuracy": _SHARE,
+    "mean_dice": _SHARE, "eps": _NUMBER, "eps_pld": _NUMBER, "eps_rdp": _NUMBER,
+    "seconds": _NUMBER,
+}
+_PLAN_RULES = {  # for those of its plan
+    "n": _COUNT, "steps": _COUNT, "batch_size": _NUMBER, "eps": _NUMBER, "delta": _NUMBER,
+    "q": _NUMBER, "sigma": _NUMBER,
 }
 
 # %% ../../nbs/workshop/training/records.ipynb #54206c39
-_PLAN_RULES = {
-    **dict.fromkeys(("n", "steps"), _COUNT),
-    **dict.fromkeys(("batch_size", "eps", "delta", "q", "sigma"), _NUMBER),
-}
-
-
 def _check_values(line, where):
     "Refuse values that no run has."
     # ValueError: the key, the value, the rule
-    for kind, key in (("start", "preset"), ("epoch", "step")):
-        if line["kind"] == kind and line.get(key) is None:
-            raise ValueError(f"{where} has no {key}: a line of kind {kind} has one")
-    for values, rules in ((line, _RULES), (line.get("plan"), _PLAN_RULES)):
-        for key, (words, holds) in rules.items():
-            value = (values or {}).get(key)
-            if value is not None and not holds(value):
-                raise ValueError(f"{where} has {key} {str(value)[:40]!r}: it must be {words}")
+    needed = {"start": "preset", "epoch": "step"}.get(line["kind"], "kind")
+    if line.get(needed) is None:
+        raise ValueError(f"{where} has no {needed}: a line of kind {line['kind']} has one")
+    _keep_rules(line, _RULES, where)
+    _keep_rules(line.get("plan") or {}, _PLAN_RULES, where)
+
+
+def _keep_rules(values, rules, where):
+    for key, rule in rules.items():
+        value = values.get(key)
+        if value is not None and not _HOLDS[rule](value):
+            raise ValueError(f"{where} has {key} {str(value)[:40]!r}: it must be {rule}")
 
 # %% ../../nbs/workshop/training/records.ipynb #5a1e0002
 def read_runs(
@@ -180,15 +161,15 @@ def read_runs(
     for number, text in enumerate(raw.split(b"\n")[:-1], 1):
         where = f"{path}, line {number},"
         line = _parse(text, where)
-        sealed = line.pop("check", None) is not None
+        checked = line.pop("check", None) is not None
         if line["kind"] == "start":
             runs.append([])
-            sealed_before = sealed
+            before = checked
         if not runs:
             raise ValueError(f"{where} comes before any start line: no record, or its head is lost")
-        if sealed != sealed_before and (sealed_before or line["kind"] != "resume"):
+        if checked != before and (before or line["kind"] != "resume"):
             raise ValueError(f"{where} or the one before it has lost its checksum: it was edited")
-        sealed_before = sealed
+        before = checked
         runs[-1].append(line)
     return runs
 

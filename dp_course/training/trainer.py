@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['Trainer', 'save_release', 'load_release']
 
-# %% ../../nbs/workshop/training/trainer.ipynb #c5125331
+# %% ../../nbs/workshop/training/trainer.ipynb #a8778408
 import hashlib
+import inspect
 import math
 import os
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from itertools import count
@@ -19,33 +21,167 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..basics import check_count, check_kind, check_number, keep_memory, refuse_unknown
-from ..data import as_examples, call_model, leaves, tree_map
+from ..basics import check_count, check_kind, check_number, keep_memory
+from ..data import as_examples, call_model, tree_map
 from ..gradients import (
-    FlatClip, bf16_engine, fast_grad_sum, noisy_mean, settled_precision, trainable, unit_engine)
+    FlatClip, bf16_engine, fast_grad_sum, forgetting, settled_precision)
+from ..gradients import (
+    bounded, noise_std, noised_fraction, noisy_mean, sensitivity_of, which_are_short)
+from ..gradients import trainable, unit_engine
 from ..privacy import (
     SecretSeed, in_digits, keyed_digest, new_seed, normal, poisson_indices)
 from .checkpoints import load_checked, save_atomic
-from .guard_clip import _refuse_uncovered, refuse_fading, refuse_unbounded
-from .guard_model import Seal, check_model, check_optimizer, dropouts
-from .guard_plan import check_plan, in_units, most_rows
+from .checks import (
+    KNOWN_ENGINES, check_clip, check_model, check_parts, check_plan, check_run, in_units, name_of)
 from .ledger import STEPS, Entry, Ledger
 from .metrics import accuracy
-from .guard_engine import prove_units
-from .proof import prove_again, prove_separate
 from .micro_batches import BatchReader, fingerprint
 
-# %% ../../nbs/workshop/training/trainer.ipynb #9af76bf8
+# %% ../../nbs/workshop/training/trainer.ipynb #42b3680d
+def _state(model):
+    "Parameters and buffers by name, tied ones under every name."
+    return {**dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _version(v):
+    "Which tensor this is, and how often it has been written."
+    return id(v), v._version, v.data_ptr()
+
+
+def _versions(model):
+    return {name: _version(v) for name, v in _state(model).items()}
+
+
+def _fixed_state(model):
+    "What no step changes: buffers and frozen parameters."
+    frozen = {name: p for name, p in model.named_parameters(remove_duplicate=False)
+              if not p.requires_grad}
+    return frozen | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _equal_bits(v, w):
+    "Are two tensors the same, NaN for NaN?"
+    v, w = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (v, w))
+    return torch.equal(v, w)
+
+# %% ../../nbs/workshop/training/trainer.ipynb #9ed539b1
+def _in_precision(engine, precision, model):
+    "The engine, or the same in bfloat16; sums and noise are float64 in both."
+    device = next((p.device for p in model.parameters()), "cpu")
+    return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
+
+
+def _called(make, params):  # what it makes, or None; why not
+    "Let a maker make its optimizer."
+    try:
+        return (make(params), "") if callable(make) else (None, "")
+    except TypeError as error:
+        return None, f" ({error})"
+
+
+def _made_optimizer(optimizer, model):
+    "An optimizer of exactly this model's parameters."
+    params = trainable(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        make = partial(torch.optim.SGD, lr=1.) if optimizer is None else optimizer
+        optimizer, why = _called(make, list(params.values()))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none{why}: pass "
+                             "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
+                             "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
+    if lost:
+        raise ValueError(f"the optimizer lacks {', '.join(lost)}: freeze what is not to be trained")
+    strange = held - {id(p) for p in model.parameters()}
+    if strange:
+        raise ValueError(f"the optimizer holds {len(strange)} parameters that are not the model's: "
+                         "no noise would hide their gradients; make it from model.parameters()")
+    _refuse_closure(optimizer)
+    return optimizer
+
+
+def _refuse_closure(optimizer):
+    "Refuse an optimizer that wants to look at the data again, without noise."
+    step = inspect.signature(optimizer.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam takes no dense gradient, and noise is dense: use Adam")
+    if isinstance(optimizer, torch.optim.LBFGS) or step and step.default is step.empty:
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, which would look at the "
+                         "data again without noise: use SGD, Adam or DPAdam")
+
+
+def _share_of(plan, t):
+    "What a plan takes the noise of step t for, as a share of sigma: 1, unless it falls."
+    ratios = getattr(plan.accountant, "ratios", (1.,))
+    return ratios[min(t, len(ratios) - 1)]
+
+# %% ../../nbs/workshop/training/trainer.ipynb #4648bb1c
+def _check_release(what, value, sensitivity, sigma, asked, most):
+    "Refuse what cannot be released with noise; the value as a float64 tensor on the CPU."
+    if not isinstance(what, str) or not what or what == STEPS:
+        raise ValueError(f"{what=} is no name of its own: pass text, such as 'private accuracy'")
+    rule = "is out of range: pass a positive finite number"
+    check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
+    if not isinstance(asked, dict) and not (isinstance(asked, tuple) and not asked):
+        raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
+    try:
+        value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"value={value!r:.80} is no number and no tensor ({error})") from error
+    if not value.isfinite().all():
+        raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
+    return value
+
+
+_TAKEN = "what", "sigma", "norms", "std", "batch size", "look"  # in a fingerprint
+
+
+def _apart(name, kind):
+    "A name for a fingerprint in which other things have theirs."
+    return f"{kind} {name}" if name in _TAKEN or " " in name else name
+
+
+def _flat(
+    asked,  # dict, which may hold others
+    of="",  # name of the dict that it was in
+):          # dict: name -> tensor, number or text
+    "What a value came from, so that no number of it escapes the fingerprint."
+    # ValueError
+    named = {}
+    for name, thing in asked.items():
+        if not of and name in ("what", "sigma", "value", "sensitivity"):
+            raise ValueError(f"asked names its {name}, which stands for itself: name it otherwise")
+        if isinstance(thing, (list, tuple)):
+            thing = dict(enumerate(thing))
+        if isinstance(thing, dict):
+            named |= {f"{of}{name}": len(thing), **_flat(thing, f"{of}{name}.")}
+        else:
+            named[f"{of}{name}"] = _fingerprinted(f"{of}{name}", thing)
+    return named
+
+
+def _fingerprinted(name, thing):
+    "A tensor, a number or text; of an array the digest of its bytes."
+    if isinstance(thing, (np.ndarray, np.generic)) and thing.dtype.kind in "buifSU":
+        return f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
+    if not isinstance(thing, (torch.Tensor, int, float, str, bytes, type(None))):
+        raise ValueError(f"asked[{name!r}] is a {type(thing).__name__}: pass tensors, numbers or "
+                         "text, in dicts and lists if you like")
+    return thing
+
+# %% ../../nbs/workshop/training/trainer.ipynb #3aa5d3e5
 _per_row = partial(nn.functional.cross_entropy, reduction="none")
 _CHECKPOINT, _RELEASE = "dp_course checkpoint 3", "dp_course release 1"
-_AGAIN = 200  # steps after which it is proved once more
-_PROVED = "model", "params", "data", "plan", "loss_fn", "clip", "engine", "augment"
+_FIXED = "model", "params", "data", "plan"
 
 
-@refuse_unknown
 class Trainer:
     "Train privately: whatever is drawn, noised or counted is made from the plan."
-    # ValueError: plan, data, model, loss, clip, optimizer or augmentation would void the guarantee
+    # ValueError: plan, data, model, loss, clip, optimizer or augmentation do not fit together
     # Source: Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1
     def __init__(
         self,
@@ -53,7 +189,7 @@ class Trainer:
         data,                  # `Examples`, or a pair (x, y), a map-style Dataset ...
         plan,                  # `PrivacyPlan` with n = data.units: examples, or their owners
         *,
-        loss_fn=_per_row,      # (output, y) -> (b,) one loss per row; default cross-entropy
+        loss_fn=_per_row,      # (output, y) -> one loss per row, or one number; cross-entropy
         optimizer=None,        # of the model's parameters, or a maker of one; default SGD, lr 1
         clip=None,             # norms (l,b) -> factors (l,b); default `FlatClip(1.)`
         engine=fast_grad_sum,  # (model, loss_fn, x, y, clip) -> clipped sum, norms (l,b)
@@ -65,32 +201,27 @@ class Trainer:
         precision="float32",   # in which the engine computes; "bf16", or "auto": the faster one
     ):
         self._refuse_to_be_alone()
-        _check_parts(model, callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
-                     augment=augment)
+        check_parts(callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
+                    augment=augment)
         check_model(model)
-        engine = _in_precision(engine, precision, model)
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
-        self.engine, self.micro_batch = engine, micro_batch
+        self.engine, self.micro_batch = _in_precision(engine, precision, model), micro_batch
+        self._asked_engine = engine
         self.clip = FlatClip(1.) if clip is None else clip
         self.callbacks = list(callbacks)
         self.plan, self._t, self._nonfinite = plan, 0, 0
         self._secret = new_seed(seed)
         self._given = None if seed is None else str(seed)
         check_plan(plan, self.data)
+        check_clip(self.clip, plan.sigma)
         self._ledger = Ledger(plan)
         self.optimizer = _made_optimizer(optimizer, model)
-        _check_schedule(self.clip, plan)
-        refuse_unbounded(self.clip, plan.sigma, len(self.params), self._share)
-        prove_separate(engine, model, loss_fn, self.data, clip=self.clip, augment=augment,
-                       noised=plan.sigma > 0, largest=most_rows(plan, self.data, micro_batch),
-                       pieces=micro_batch is not None, in_all=plan.steps*plan.batch_size)
-        prove_units(engine, model, loss_fn, self.data, augment)
-        self._check_clips_to_come()
-        self._seal = self._sealed()
-        self._try_metric()
+        self._start = {name: v.detach().clone() for name, v in _fixed_state(model).items()}
+        self._note_weights()
+        check_run(self)
 
-    # --- what is proved stays proved
+    # --- what stays as it is
 
     def _refuse_to_be_alone(self):
         "Refuse to be one of several processes that know nothing of each other."
@@ -102,16 +233,12 @@ class Trainer:
                              "process (unset WORLD_SIZE)")
 
     def __setattr__(self, name, value):
-        if name in _PROVED and name in vars(self):
-            raise ValueError(f"trainer.{name} cannot be replaced: the proof and the statement are "
-                             f"about the one that it was made with; make a new Trainer")
+        if name in _FIXED and name in vars(self):
+            raise ValueError(f"trainer.{name} cannot be replaced: what was spent is about the one "
+                             "that it was made with; make a new Trainer")
         if name == "optimizer" and name in vars(self):
             value = _made_optimizer(value, self.model)
         super().__setattr__(name, value)
-
-    def _sealed(self):
-        parts = "clip", "loss_fn", "engine", "augment"
-        return Seal(self.model, **{name: vars(self)[name] for name in parts})
 
     def __reduce_ex__(self, protocol):
         raise ValueError("a trainer cannot be copied or pickled: both would go on with one secret "
@@ -121,52 +248,63 @@ class Trainer:
         "A copy with other rows, for audits: it knows the secret, so nothing of it may leave."
         twin = object.__new__(type(self))
         vars(twin).update(deepcopy(vars(self), {id(self): twin, id(self.data): data}))
-        twin._seal = twin._sealed()
+        twin._note_weights()
         return twin
 
-    def _check_proof(self):
-        "Refuse a network that is not the one that was proved; now and then prove it again."
-        self._seal.free = {name for f in self.callbacks for name in getattr(f, "freezes", ())}
-        self._seal.check()
-        if self.t and self.t % _AGAIN == 0:
-            seed = int(torch.randint(2**40, (), generator=self._secret.generator("proof", self.t)))
-            prove_again(self.engine, self.model, self.loss_fn, self.data, seed=seed,
-                        augment=self.augment,
-                        largest=most_rows(self.plan, self.data, self.micro_batch))
-            refuse_unbounded(self.clip, self.plan.sigma, len(self.params), self._share)
-            self._check_clips_to_come()
+    def _note_weights(self):
+        "Remember which numbers the model holds: only a step or `set_weights` may change them."
+        self._weights = _versions(self.model)
 
-    def _check_clips_to_come(self):
-        "Refuse a clip whose noise will not cover what it lets through, some steps from now."
-        refuse_fading(self.clip, self.plan.sigma, len(self.params),
-                      lambda steps: _share_of(self.plan, self._t + steps))
+    def _check_weights(self):
+        "Refuse weights that somebody else has written, or a network that was changed."
+        # ValueError names them
+        now = _versions(self.model)
+        free = {name for f in self.callbacks for name in getattr(f, "freezes", ())}
+        learnt = trainable(self.model).keys() | free
+        if now != self._weights or learnt != self.params.keys() | free:
+            names = [name for name in {**now, **self._weights}
+                     if now.get(name) != self._weights.get(name)] or ["a frozen flag"]
+            raise ValueError(f"{', '.join(names[:3])}: changed outside of the optimizer's step, "
+                             "where numbers of private rows could get in without noise; a callback "
+                             "writes with trainer.set_weights(...), and a network is changed "
+                             "before its Trainer is made")
 
-    def _try_metric(self):
-        "Refuse a metric that does not fit, on two rows of the test part, before anything is spent."
-        if self.data.test_x is None:
-            return
-        modes = {module: module.training for module in self.model.modules()}
+    def set_weights(
+        self,
+        values,  # dict: name of a parameter or buffer -> tensor that may be known to everybody
+    ):
+        "Write parameters or buffers; their numbers must be public, noised and paid for, or old."
+        # ValueError: names that the model does not have
+        self._check_weights()
+        own = _state(self.model)
+        for name, value in values.items():
+            if name not in own or own[name].shape != value.shape:
+                raise ValueError(f"the model has no {name} of shape {tuple(value.shape)}: these "
+                                 "weights are another model's")
+        with torch.no_grad():
+            for name, value in values.items():
+                own[name].copy_(value)
+                if name in self._start:
+                    self._start[name].copy_(value)
+        torch.clear_autocast_cache()  # of what they were
+        self._note_weights()
+
+    @contextmanager
+    def weights_swapped(
+        self,
+        values,  # as for `set_weights`
+    ):
+        "Put other weights into the model for a moment; the old ones come back, bit for bit."
+        state = _state(self.model)
+        old = {name: state[name].detach().clone() for name in values if name in state}
+        self.set_weights(values)
         try:
-            for output, y in self.outputs(self._two_test_rows()):
-                if self.metric is not accuracy or _one_number(output):
-                    self._scores(output, y)
-        except (TypeError, RuntimeError, LookupError, AttributeError) as error:
-            if self.metric is accuracy:  # the default: not all evaluate
-                return
-            raise ValueError(f"metric={self.metric!r:.80} does not fit the model's outputs on the "
-                             f"test part: {error}") from error
+            yield self.model
         finally:
-            for module, training in modes.items():
-                module.training = training
-
-    def _two_test_rows(self):
-        for x, y in self.data.test_rows(2):
-            return [(x, y)] if len(leaves(y)[0]) else []
-        return []
+            self.set_weights(old)
 
     # --- training
 
-    @refuse_unknown
     def fit(
         self,
         steps=None,  # default: all that are left
@@ -195,13 +333,12 @@ class Trainer:
     def try_step(self):  # bool: was it paid for?
         "Take one private step, unless the plan does not pay for it."
         self.model.train()
-        self._check_proof()
+        self._check_weights()
         torch.clear_autocast_cache()  # of what the weights were
         if not (self.left() and self._private_step()):
             return False
         for callback in self.callbacks:
             callback(self)
-        self._seal.note()
         return True
 
     def _private_step(self):  # was it paid for?
@@ -209,48 +346,60 @@ class Trainer:
         charged = self._charged_sum()
         if charged is None:
             return False
-        total, norms, entry = charged
+        total, norms, entry, sensitivity = charged
         wide = {name: g.double() for name, g in total.items()}
-        std = self.clip.std(self.plan.sigma)
+        std = self._std(sensitivity)
         mean = noisy_mean(wide, std, self.plan.batch_size, self._noise(entry))
         for name, p in self.model.named_parameters():
             p.grad = mean[name].to(p.dtype) if name in mean else None
         self.optimizer.step()
+        self._note_weights()
         torch.clear_autocast_cache()
         self._nonfinite = self._nonfinite + (~norms.isfinite()).any(0).sum()
-        coins = self._secret.generator(f"clip {entry.digest}", self.t, device=self.device)
-        self.clip.update(norms, coins)
+        self.clip.update(self._counted(norms, entry, sensitivity))
         self._t += 1
         return True
 
-    def _charged_sum(self):  # clipped sum, norms (l,b), entry; or None if the plan does not pay
-        "The sum of the next step, charged; one that was charged before is free."
+    def _counted(self, norms, entry, sensitivity):  # (l,b) -> (k,) noised fractions, or None
+        "What a clip learns: for each of its thresholds, how many norms lie within, noised."
+        _, counts, bit_sigma = sensitivity
+        if not counts:
+            return None
+        coins = self._secret.generator(f"clip {entry.digest}", self.t, device=self.device)
+        short = which_are_short(self.clip, norms, counts)
+        return noised_fraction(short, self.plan.batch_size, bit_sigma, coins)
+
+    def _charged_sum(self):  # clipped sum, norms (l,b), entry, `Sensitivity`; None: not paid for
+        "Draw, clip, sum and charge, before anything is noised; a sum that was paid for is free."
         for batch in count():  # a batch serves for one sum: if there was another, the next batch
-            total, norms, entry = self._sum_to_charge(batch)
+            sensitivity = self._sensitivity()
+            total, norms = self._clipped_sum(self._draw(self.t, batch), self.t, sensitivity.scale)
+            entry = self._step_entry(total, norms, self._std(sensitivity), batch)
             if self._ledger.first(entry) not in (None, entry):
                 continue
             if not self._ledger.pays(entry):
                 return None
             self._ledger.charge(entry)
             if self._ledger.first(entry) == entry:  # nobody was faster
-                return total, norms, entry
+                return total, norms, entry, sensitivity
 
-    def _sum_to_charge(self, batch):  # clipped sum, norms (l,b), entry
-        "Draw, clip and sum. Nothing of this has been noised yet, or paid for."
-        plan = self.plan
-        total, norms = self._clipped_sum(self._draw(self.t, batch), self.t)
-        std = torch.as_tensor(self.clip.std(plan.sigma), dtype=torch.float64)
-        least = self._share*plan.sigma*self.clip.sensitivity
-        if not std.dim() and not std >= least*(1 - 1e-9):
-            raise ValueError(f"{self.clip} gives less noise than the plan pays for: std {std:.6g}, "
-                             f"and this step costs what {least:.6g} costs; nothing was released")
-        if std.dim():  # one per tensor: no single number to compare
-            _refuse_uncovered(self.clip, plan.sigma, len(self.params), self._share)
+    def _sensitivity(self):  # `Sensitivity`
+        "What one example may do to this step: the clip is asked once, and held to its word."
+        return sensitivity_of(self.clip)
+
+    def _std(self, sensitivity):  # (), or (l,)
+        "The noise that covers it, from the plan."
+        share = _share_of(self.plan, self.t)
+        std = share*noise_std(sensitivity, self.plan.sigma)
+        return torch.as_tensor(std, dtype=torch.float64)
+
+    def _step_entry(self, total, norms, std, batch):
+        "What the ledger says of a sum: all that it is made of names its noise."
         sums = {_apart(name, "sum"): value for name, value in total.items()}
-        released = {**sums, "norms": norms, "std": std, "batch size": plan.batch_size}
+        released = {**sums, "norms": norms, "std": std, "batch size": self.plan.batch_size}
         clip = {f"clip {name}": value for name, value in self._clip_state().items()}
-        entry = self._entry(STEPS, released | clip, q=plan.q, sigma=plan.sigma, batch=batch)
-        return total, norms, entry
+        return self._entry(STEPS, released | clip, q=self.plan.q, sigma=self.plan.sigma,
+                           batch=batch)
 
     def _draw(
         self,
@@ -268,13 +417,15 @@ class Trainer:
         "Name the noise after the sum that it hides. An audit may override this."
         return self._secret.noise(entry)
 
-    def _clipped_sum(self, idx, t):
+    def _clipped_sum(self, idx, t, scale=None):
         "The clipped sum over the batch `idx` of step `t`, and the norms (l,b)."
-        return self._sum_over(self._micro_batches(idx, t))
+        scale = self._sensitivity().scale if scale is None else scale
+        return self._sum_over(self._micro_batches(idx, t), scale)
 
     def _sum_over(
         self,
         pieces,  # micro-batches (x, y)
+        scale,   # how much one example may add: a number, or (l,) one per tensor
     ):           # dict name -> clipped sum; norms (l,b)
         "Add up what the engine says about micro-batches."
         total = {name: torch.zeros_like(p, dtype=torch.float64)
@@ -282,11 +433,13 @@ class Trainer:
         wide = torch.promote_types(next(iter(self.params.values())).dtype, torch.float32)
         norms = [torch.zeros(len(total), 0, device=self.device, dtype=wide)]
         engine = unit_engine(self.engine, self.data, self.micro_batch)
+        clip = bounded(self.clip, scale)
         for x, y in pieces:
-            grads, rows = engine(self.model, self.loss_fn, x, y, self.clip)
+            grads, rows = engine(self.model, self.loss_fn, x, y, clip)
             for name in total:
                 total[name] += grads[name].detach()
             norms.append(rows)
+        self._check_weights()
         return total, torch.cat(norms, 1)
 
     def _micro_batches(
@@ -296,13 +449,8 @@ class Trainer:
         low:int=0,  # the first of it that is wanted
         high=None,  # the one after the last; default: all
     ):              # yields (x, y), on the device
+        "Read a batch piece by piece; random numbers that model and loss draw are this run's."
         pieces = self._reader(t).micro_batches(idx, self.micro_batch, low, high)
-        if not dropouts(self.model):
-            return pieces
-        return self._with_masks(pieces, t, low)
-
-    def _with_masks(self, pieces, t, low):
-        "Set torch's own generator before each micro-batch: its dropout masks are this run's."
         devices = [self.device] if self.device.type == "cuda" else []
         for number, piece in enumerate(pieces):
             draw = self._secret.generator(f"dropout {low}", t, number)
@@ -337,7 +485,6 @@ class Trainer:
     def _digest(self, things):
         return keyed_digest(self._seed, things)
 
-    @refuse_unknown
     def noisy(
         self,
         what:str,           # name of the release: the statement lists it
@@ -385,6 +532,9 @@ class Trainer:
             copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
                       "on elsewhere spends again, unseen.")
         exact = " Exact accuracies on its validation split are nonprivate."
+        word = "" if self._asked_engine in KNOWN_ENGINES else (
+            f" The gradients come from the engine {name_of(self._asked_engine)}, which was "
+            "compared once with the loop: that it keeps examples apart is its author's word.")
         if self.plan.sigma:
             spent = (f"Spent: eps = {in_digits(self.epsilon(), 4)} at delta = "
                      f"{in_digits(self.plan.delta, 6)}, by "
@@ -394,7 +544,7 @@ class Trainer:
             spent = f"{self.computed} of {self.plan.steps} steps were taken."
             noise = "The"
         return (f"{plan} {spent}{exact*self.held_out}{copies} {noise} "
-                f"weights leave in {self._widths()}. Seed: {self.seed_policy}.")
+                f"weights leave in {self._widths()}. Seed: {self.seed_policy}.{word}")
 
     def _widths(self):
         "In what precision the weights leave."
@@ -409,15 +559,24 @@ class Trainer:
         pieces,  # raw rows and labels (x, y), piece by piece
     ):           # yields (output, y), on the device
         "Run the model in eval mode; `step` goes back to train mode."
+        self._check_weights()
         self.model.eval()
-        torch.clear_autocast_cache()  # somebody may have changed the weights
+        torch.clear_autocast_cache()
         reader = self._reader()
         for x, y in pieces:
-            output = call_model(self.model, reader.input(x))
-            self._seal.note()
+            with forgetting(self.model):
+                output = call_model(self.model, reader.input(x))
+            self._put_buffers_back()
             yield output, tree_map(lambda v: v.to(self.device), y)
+        self._check_weights()
 
-    @refuse_unknown
+    def _put_buffers_back(self):
+        "Forget what a call of the model wrote into buffers; parameters it may not write."
+        for name, v in self.model.named_buffers(remove_duplicate=False):
+            if _version(v) != self._weights[name]:
+                v.copy_(self._start[name])
+                self._weights[name] = _version(v)
+
     def evaluate(
         self,
         chunk:int=2048,  # test examples at a time
@@ -482,6 +641,8 @@ class Trainer:
         for part, saved in zip(self._parts, state["parts"]):
             part.load_state_dict(saved)
         vars(self.clip).update(state["clip"])
+        self._start = {name: v.detach().clone() for name, v in _fixed_state(self.model).items()}
+        self._note_weights()
         self._t, self._nonfinite = state["counts"]
         start, secret, turns = state["seed"]
         found = SecretSeed(start, secret, tuple(map(tuple, turns)))
@@ -522,10 +683,18 @@ class Trainer:
     ):
         "Write what may leave the house: the statement, and the weights (or a callback's average)."
         # ValueError, FileNotFoundError: it cannot be a file. OSError: a full or read-only disk
-        weights = dict(self.model.state_dict())
+        self._check_weights()
+        weights = dict(self.model.named_parameters(remove_duplicate=False)) | self._start
+        now = _state(self.model)
+        for name in (name for name, v in self._start.items() if not _equal_bits(v, now[name])):
+            raise ValueError(f"{name} is not what it was when the run began, though no step "
+                             "changes it: what wrote it has not paid for it; use "
+                             "trainer.set_weights")
         for callback in self.callbacks:
             weights |= getattr(callback, "weights", {})
-        _write_release(path, weights, self.statement())
+        kept = self.model.state_dict()
+        _write_release(path, {name: weights[name] for name in kept if name in weights},
+                       self.statement())
 
     # --- what it shows of itself: to be read, and not to be set
 
@@ -573,11 +742,6 @@ class Trainer:
         return self.data.held_out
 
     @property
-    def _share(self):
-        "What the plan takes the next step's noise for, as a share of sigma: 1, unless it falls."
-        return _share_of(self.plan, self._t)
-
-    @property
     def _seed(self):
         "Whoever knows it can take off the noise."
         return self._secret.key
@@ -587,141 +751,7 @@ class Trainer:
         "Everything beside the model that has a state."
         return [f for f in (self.optimizer, self.clip, *self.callbacks) if hasattr(f, "state_dict")]
 
-# %% ../../nbs/workshop/training/trainer.ipynb #956fa47f
-def _in_precision(engine, precision, model):
-    "The engine, or the same in bfloat16; sums and noise are float64 in both."
-    device = next((p.device for p in model.parameters()), "cpu")
-    return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
-
-
-def _one_number(output):
-    "Whether each row has one output: a regression, or a yes or no."
-    return isinstance(output, torch.Tensor) and output.numel() == len(output)
-
-
-def _called(make, params):  # what it makes, or None; why not
-    "Let a maker make its optimizer."
-    try:
-        return (make(params), "") if callable(make) else (None, "")
-    except TypeError as error:
-        return None, f" ({error})"
-
-
-def _made_optimizer(optimizer, model):
-    "An optimizer of exactly this model's parameters."
-    params = trainable(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        make = partial(torch.optim.SGD, lr=1.) if optimizer is None else optimizer
-        optimizer, why = _called(make, list(params.values()))
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(f"optimizer={make!r:.80} is no optimizer and makes none{why}: pass "
-                             "partial(torch.optim.SGD, lr=.1), partial(torch.optim.Adam, lr=.01), "
-                             "DPAdam.from_plan(plan, clip, lr=.01), or one of model.parameters()")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    lost = [n for n, p in params.items() if id(p) not in held] if params else ["everything"]
-    if lost:
-        raise ValueError(f"the optimizer lacks {', '.join(lost)}: freeze what is not to be trained")
-    strange = held - {id(p) for p in model.parameters()}
-    if strange:
-        raise ValueError(f"the optimizer holds {len(strange)} parameters that are not the model's: "
-                         "no noise would hide their gradients; make it from model.parameters()")
-    check_optimizer(optimizer)
-    return optimizer
-
-
-def _share_of(plan, t):
-    "What a plan takes the noise of step t for, as a share of sigma: 1, unless it falls."
-    ratios = getattr(plan.accountant, "ratios", (1.,))
-    return ratios[min(t, len(ratios) - 1)]
-
-
-def _check_schedule(clip, plan):
-    "Refuse a clip whose noise falls otherwise than the plan pays for."
-    planned = getattr(plan.accountant, "ratios", (1.,)*plan.steps)
-    falls = hasattr(clip, "ratios") and getattr(clip, "sigma", None) == plan.sigma
-    if falls and tuple(map(float, clip.ratios)) != tuple(planned):
-        raise ValueError(f"{clip} is the schedule of another plan, with other noise: make it with "
-                         "this one, ScheduledClip(max_norms, plan)")
-
-
-def _check_parts(model, callbacks, micro_batch, **functions):
-    "Refuse what is no network to be trained, no list of callbacks, no number, no function."
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("a model of torch.jit keeps its layers to itself, and nobody can see "
-                         "whether they mix examples: pass the nn.Module that it was made from")
-    for name, f in functions.items():
-        if f is not None and not callable(f):
-            raise ValueError(f"{name}={f!r:.80} is no function: help(Trainer) says what it gets "
-                             "and returns")
-    if not isinstance(model, nn.Module) or not trainable(model):
-        raise ValueError(f"{type(model).__name__} has nothing to train: pass an nn.Module with "
-                         "parameters that require a gradient")
-    if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
-        raise ValueError(f"{callbacks=}: pass a list of functions f(trainer), such as [print]")
-    for f in (f for f in callbacks if isinstance(f, type)):
-        raise ValueError(f"callbacks hold the class {f.__name__}: pass an object of it, as in "
-                         f"callbacks=[{f.__name__}(...)]")
-    if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
-        raise ValueError(f"{micro_batch=} is no number of examples: pass a positive int, or "
-                         "None for the whole batch at once")
-
-# %% ../../nbs/workshop/training/trainer.ipynb #700c1cb3
-def _check_release(what, value, sensitivity, sigma, asked, most):
-    "Refuse what cannot be released with noise; the value as a float64 tensor on the CPU."
-    if not isinstance(what, str) or not what or what == STEPS:
-        raise ValueError(f"{what=} is no name of its own: pass text, such as 'private accuracy'")
-    rule = "is out of range: pass a positive finite number"
-    check_number(rule, lambda v: 0 < v < math.inf, sensitivity=sensitivity, sigma=sigma)
-    if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(f"{most=} is no number of looks: pass a positive int, or None")
-    if not isinstance(asked, dict) and not (isinstance(asked, tuple) and not asked):
-        raise ValueError(f"asked={asked!r:.80}: pass a dict, such as {{'x': x, 'y': y}}")
-    try:
-        value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"value={value!r:.80} is no number and no tensor ({error})") from error
-    if not value.isfinite().all():
-        raise ValueError(f"value of {what!r} is not finite: NaN and infinity cannot be noised")
-    return value
-
-
-_TAKEN = "what", "sigma", "norms", "std", "batch size", "look"  # in a fingerprint
-
-
-def _apart(name, kind):
-    "A name for a fingerprint in which other things have theirs."
-    return f"{kind} {name}" if name in _TAKEN or " " in name else name
-
-
-def _flat(
-    asked,  # dict, which may hold others
-    of="",  # name of the dict that it was in
-):          # dict: name -> tensor, number or text
-    "What a value came from, so that no number of it escapes the fingerprint."
-    # ValueError
-    named = {}
-    for name, thing in asked.items():
-        if not of and name in ("what", "sigma", "value", "sensitivity"):
-            raise ValueError(f"asked names its {name}, which stands for itself: name it otherwise")
-        if isinstance(thing, (list, tuple)):
-            thing = dict(enumerate(thing))
-        if isinstance(thing, dict):
-            named |= {f"{of}{name}": len(thing), **_flat(thing, f"{of}{name}.")}
-        else:
-            named[f"{of}{name}"] = _fingerprinted(f"{of}{name}", thing)
-    return named
-
-
-def _fingerprinted(name, thing):
-    "A tensor, a number or text; of an array the digest of its bytes."
-    if isinstance(thing, (np.ndarray, np.generic)) and thing.dtype.kind in "buifSU":
-        return f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
-    if not isinstance(thing, (torch.Tensor, int, float, str, bytes, type(None))):
-        raise ValueError(f"asked[{name!r}] is a {type(thing).__name__}: pass tensors, numbers or "
-                         "text, in dicts and lists if you like")
-    return thing
-
-
+# %% ../../nbs/workshop/training/trainer.ipynb #91e93271
 def _check_saved(
     state,   # of a checkpoint
     path,
@@ -742,8 +772,6 @@ def _check_saved(
         vars(saved).update(state["clip"])
         numbers = [torch.as_tensor(v, dtype=torch.float64) for v in state["clip"].values()]
         good = good and all(v.isfinite().all() for v in numbers)
-        if hasattr(clip, "ratios"):  # what each step's noise is, the plan says and no file
-            good = good and torch.equal(torch.as_tensor(saved.ratios), clip.ratios)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is no whole checkpoint ({error!r:.80})") from error
     if not good:
@@ -751,7 +779,7 @@ def _check_saved(
                          f"{', '.join(type(part).__name__ for part in parts)} are not what a run "
                          "of this plan leaves")
     try:
-        refuse_unbounded(saved, plan.sigma, l, _share_of(plan, t))
+        check_clip(saved, plan.sigma)
     except ValueError as error:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
@@ -768,13 +796,12 @@ def _file(path):
         raise FileNotFoundError(f"there is no folder {Path(path).parent}: make it first")
     return path
 
-# %% ../../nbs/workshop/training/trainer.ipynb #fa530c1c
+
 def _write_release(path, weights, statement):
     weights = {name: v.detach().cpu() for name, v in weights.items()}
     save_atomic({"kind": _RELEASE, "statement": statement, "weights": weights}, _file(path))
 
 
-@refuse_unknown
 def save_release(
     path,           # file
     model,          # `nn.Module` that may leave, such as what `Search.best` gives
@@ -789,7 +816,6 @@ def save_release(
     _write_release(path, model.state_dict(), statement)
 
 
-@refuse_unknown
 def load_release(
     path,   # file that `Trainer.release`, `save_release` or `dp-train` wrote
     model,  # `nn.Module` of the same shape; it gets the weights

@@ -248,7 +248,7 @@ def test_every_committed_record_holds():
 
 def test_table_shows_what_has_not_run_with_a_command_that_exists(tmp_path):
     rows = summaries(tmp_path)
-    scans = {p for p in PRESETS if make_config(p).data in SCANS}  # judged in lesson 17, by Dice
+    scans = {p for p in PRESETS if make_config(p).data in SCANS}  # judged in lesson 20, by Dice
     assert {row.preset for row in rows} == PRESETS.keys() - scans
     for row in rows:
         jobs = parse(row.command.split()[1:])
@@ -404,5 +404,5 @@ def test_googles_accountant_finds_less_of_replacement_than_the_bound_of_lesson_1
     account = google.pld.PLDAccountant(neighboring_relation=relation)
     step = google.PoissonSampledDpEvent(plan.q, google.GaussianDpEvent(plan.sigma))
     replaced = account.compose(step, 625).get_epsilon(1e-5)
-    bound = re.search(r"'replaced, a bound': ([0-9.]+)", (ROOT/"nbs/13_results.ipynb").read_text())
+    bound = re.search(r"'replaced, a bound': ([0-9.]+)", (ROOT/"nbs/14_results.ipynb").read_text())
     assert spent(plan, 625) < replaced < float(bound[1])

@@ -46,7 +46,7 @@ import wrong_handins  # noqa: E402
 from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
 
 CHECKS = dict(a1=a1, a2=a2, a3=a3, a4=a4, a5=a5)
-pytestmark = pytest.mark.usefixtures("proved_once", "nothing_remembered")
+pytestmark = pytest.mark.usefixtures("nothing_remembered")
 SLOWLY = pytest.mark.skipif("DP_COURSE_SLOW" not in os.environ, reason="make test-teach runs it")
 needs_nbgrader = pytest.mark.skipif(
     not importlib.util.find_spec("nbgrader") or "DP_COURSE_SLOW" not in os.environ,
@@ -362,17 +362,17 @@ def test_noise_that_was_chosen_is_refused(tmp_path, monkeypatch):
 
     def choosing(config, seed=None):
         trainer = prepared(config, seed)
-        own = trainer._sum_to_charge
+        own = trainer._step_entry
 
         def along(entry, total):
             noise = trainer._noise(entry)
             return sum((leaderboard.normal(g.shape, noise)*g).sum() for g in total.values())
 
-        def chosen(batch):
-            total, norms, entry = own(batch)
+        def chosen(total, norms, std, batch):
+            entry = own(total, norms, std, batch)
             tries = [entry._replace(digest=f"{i:032x}") for i in range(4)]
-            return total, norms, max(tries, key=lambda entry: along(entry, total))
-        trainer._sum_to_charge = chosen
+            return max(tries, key=lambda entry: along(entry, total))
+        trainer._step_entry = chosen
         return trainer
     monkeypatch.setattr(leaderboard, "_prepared", choosing)
     leaderboard.hand_in(make_config("digits-eps3"), tmp_path/"s")
@@ -383,12 +383,12 @@ def test_noise_that_was_chosen_is_refused(tmp_path, monkeypatch):
 def with_other_digests(prepared, config, seed=None):
     "A trainer whose noise is named by whoever writes the ledger."
     trainer = prepared(config, seed)
-    own = trainer._sum_to_charge
+    own = trainer._step_entry
 
-    def named(batch):
-        total, norms, entry = own(batch)
-        return total, norms, entry._replace(digest=f"{entry.t:032x}")
-    trainer._sum_to_charge = named
+    def named(*parts):
+        entry = own(*parts)
+        return entry._replace(digest=f"{entry.t:032x}")
+    trainer._step_entry = named
     return trainer
 
 

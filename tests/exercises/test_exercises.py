@@ -23,6 +23,7 @@ import nbformat
 import pytest
 import torch
 
+import dp_course.exercises
 from dp_course.exercises import Card, Trial, how_far, listed
 from dp_course.exercises import cards as exercises
 
@@ -65,11 +66,18 @@ def imports(stem):
     "What a lesson's import statements bring, and its own module."
     found = {}
     exec(student.imports(cells(stem)), found)
-    return found
+    checks = [f"check_{name}" for name in builds(stem)]
+    return found | {check: getattr(dp_course.exercises, check) for check in checks}
+
+
+def builds(stem):
+    "Name of the function -> cell, of what the student builds in a lesson."
+    return {student.built(cell).name: cell for cell in tagged(stem, "build")}
 
 
 EXERCISES = [(stem, *asked(cell.source)) for stem in CONVERTED for cell in tagged(stem, "exercise")]
-NAMES = {check: (stem, name) for stem, check, name in EXERCISES}
+BUILDS = [(stem, f"check_{name}", name) for stem in CONVERTED for name in builds(stem)]
+NAMES = {check: (stem, name) for stem, check, name in EXERCISES + BUILDS}
 
 # Thousands of calls each, or an accountant's search for every answer: in `make test-slow`; of
 # those that are not the longest, one wrong answer stays.
@@ -96,6 +104,16 @@ def answer(code, check, spaces):
     return space[name]
 
 
+def solution(check):
+    "The model answer: of a build cell, or of a folded cell, without its check."
+    stem, name = NAMES[check]
+    if name in builds(stem):  # it may call those that were built before
+        sources = [cell.source for cell in builds(stem).values()]
+        return "\n\n".join(sources[:list(builds(stem)).index(name) + 1])
+    code = next(c.source for c in tagged(stem, "solution") if asked(c.source)[0] == check)
+    return code.rsplit("\n", 1)[0]
+
+
 def verdict(code, check, spaces, seed=None):
     attempt = answer(code, check, spaces)
     return spaces[NAMES[check][0]][check](attempt, seed)
@@ -105,7 +123,7 @@ def verdict(code, check, spaces, seed=None):
 def test_a_lesson_has_stubs_and_folded_solutions(stem):
     stubs, solutions = tagged(stem, "exercise"), tagged(stem, "solution")
     assert [asked(c.source) for c in stubs] == [asked(c.source) for c in solutions]
-    assert len(stubs) >= (3 if stem[0].isdigit() else 1)
+    assert len(stubs + tagged(stem, "build")) >= (3 if stem[0].isdigit() else 1)
     for cell in stubs:
         assert re.search(r"\n    \.\.\.\n", cell.source), "a stub is a signature and `...`"
     for cell in solutions:
@@ -125,9 +143,9 @@ def minutes(stem):
 @pytest.mark.parametrize("stem", [stem for stem in CONVERTED if stem[:2].isdigit()])
 def test_the_minutes_add_up(stem):
     prose = "\n".join(c.source for c in cells(stem) if c.cell_type == "markdown")
-    asked_for = re.findall(r"^### Exercise \d+ \(\w+, (\d+) minutes\)", prose, re.M)
+    asked_for = re.findall(r"^### (?:Exercise \d+|Build it) \(\w+, (\d+) minutes\)", prose, re.M)
     _, exercises_ = minutes(stem)
-    assert len(asked_for) == len(tagged(stem, "exercise"))
+    assert len(asked_for) == len(tagged(stem, "exercise") + tagged(stem, "build"))
     assert exercises_ == sum(map(int, asked_for))
 
 
@@ -135,8 +153,7 @@ def test_the_minutes_add_up(stem):
     pytest.param(check, marks=[pytest.mark.slow]*(check in LONG)) for check in sorted(NAMES)])
 def test_the_solution_passes_and_the_blank_gets_nothing(check, spaces):
     stem, name = NAMES[check]
-    code = next(c.source for c in tagged(stem, "solution") if asked(c.source)[0] == check)
-    card = verdict(code.rsplit("\n", 1)[0], check, spaces)
+    card = verdict(solution(check), check, spaces)
     assert card.solved, card
     for blank in ("...", "return NotImplemented", "pass", "raise NotImplementedError"):
         card = verdict(f"def {name}(*args):\n    {blank}", check, spaces)
@@ -186,6 +203,16 @@ def test_a_typical_mistake_gets_its_diagnosis(check, words, spaces):
 def test_other_cases_lead_to_the_same_diagnosis(check, spaces):
     for words in WRONG[check]:
         diagnosed(check, words, spaces, seed=2)
+
+
+def test_a_truth_answers_its_own_random_cases(spaces):
+    "A mistake of an exercise is no mistake of a student; written cases are tried when it is made."
+    for check, (stem, _) in NAMES.items():
+        exercise = spaces[stem][check]
+        if exercise.truth and not exercise.costly and check not in LONG:
+            card = exercise(exercise.truth, 1)
+            assert "mistake of the exercise" not in card.why, check
+            assert "another kind of answer" not in card.why, check
 
 
 LEAKS = [  # answers that break privacy, though most properties hold
@@ -371,7 +398,7 @@ def test_a_decorated_attempt_is_told_from_another():
 
 
 def test_a_seed_repeats_the_cases(spaces):
-    check = spaces["01_definition"]["check_group_delta"]
+    check = spaces["appendix"]["check_group_delta"]
     cards = [check(lambda e, d, k: k*d, seed) for seed in (3, 3, 4)]
     assert cards[0].numbers == cards[1].numbers != cards[2].numbers
 
@@ -383,7 +410,9 @@ def test_a_seed_repeats_the_cases(spaces):
 def copy(tmp_path_factory):
     "A student's folder, made from the notebooks as they are."
     folder = tmp_path_factory.mktemp("course")/"student"
-    student.make(folder)
+    with pytest.MonkeyPatch.context() as patch:  # signatures go to a folder of its own
+        patch.setenv("JUPYTER_DATA_DIR", str(folder.parent/"jupyter"))
+        student.make(folder)
     return folder
 
 
@@ -392,7 +421,7 @@ def test_the_copy_is_made_once(copy):
     kept = lesson.read_bytes()
     lesson.write_text("mine")
     (copy/exercises.PROGRESS).write_text('{"mine": 1}')
-    (copy/"01_definition.ipynb").unlink()
+    (copy/"01_promise.ipynb").unlink()
     assert student.make(copy) == 1  # what is missing comes back
     assert lesson.read_text() == "mine" and "mine" in (copy/exercises.PROGRESS).read_text()
     lesson.write_bytes(kept)
@@ -413,7 +442,7 @@ def test_solutions_stand_in_a_second_place(copy):
 def test_a_guess_is_a_guess_in_the_copy(copy):
     "Saved results stand only where nobody waits for them; what makes a package stays at home."
     diagrams, late, folded = 0, 0, 0
-    for path in copy.rglob("*.ipynb"):
+    for path in set(copy.rglob("*.ipynb")) - {copy/"index.ipynb"}:
         before = None
         for cell in nbformat.read(path, 4).cells:
             if cell.cell_type == "code":
@@ -485,8 +514,8 @@ def test_make_lab_opens_the_copy():
 def test_progress_is_kept_in_the_students_folder(copy, monkeypatch, spaces):
     monkeypatch.chdir(copy)
     assert student.PROGRESS == exercises.PROGRESS
-    asked_for = listed(".")
-    assert asked_for == {stem: [check for s, check, _ in EXERCISES if s == stem]
+    asked_for = {stem: set(checks) for stem, checks in listed(".").items()}
+    assert asked_for == {stem: {check for s, check, _ in EXERCISES + BUILDS if s == stem}
                          for stem in CONVERTED}
     check = spaces["00_start"]["check_rms"]
     check(lambda x: x.norm())
@@ -495,7 +524,7 @@ def test_progress_is_kept_in_the_students_folder(copy, monkeypatch, spaces):
     check(lambda x: x.norm())  # a later mistake takes nothing away
     assert re.search(r"00_start +□*■□* 1 of 4", repr(how_far())), how_far()
     kept = json.loads((copy/exercises.PROGRESS).read_text())
-    assert kept["check_rms"] == {"best": [4, 4], "tries": 2, "last": kept["check_rms"]["last"]}
+    assert kept["check_rms"]["best"] == [4, 4] and kept["check_rms"]["tries"] == 2
     monkeypatch.chdir(copy/"workshop/training")  # a room's kernel runs there
     spaces["processes"]["check_noises_in"](lambda moves, std: round((moves.var()/std**2).item()))
     assert not Path(exercises.PROGRESS).exists()
@@ -504,6 +533,26 @@ def test_progress_is_kept_in_the_students_folder(copy, monkeypatch, spaces):
     monkeypatch.chdir(copy/"solutions")  # whoever runs a solution has not solved it
     spaces["00_start"]["check_secrets"](lambda m: m)
     assert "check_secrets" not in json.loads((copy/exercises.PROGRESS).read_text())
+
+
+def test_progress_of_an_earlier_version_is_read(tmp_path, monkeypatch):
+    "It does not say which code passed."
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT/"nbs/00_start.ipynb", tmp_path)
+    kept = '{"check_secrets": {"best": [4, 4], "tries": 1, "last": "a"}}'
+    (tmp_path/exercises.PROGRESS).write_text(kept)
+    assert "1 of 4" in repr(how_far())
+
+
+def test_the_same_code_meets_the_same_cases(spaces):
+    "Pressing again does not draw luckier ones; other code draws others."
+    check = spaces["00_start"]["check_mean_error"]
+
+    def too_sure(n, repeats, generator):
+        means = torch.randn(repeats, n, generator=generator).mean(1)
+        return means.square().mean().sqrt(), 1/repeats
+    assert check(too_sure) == check(too_sure)
+    assert check(too_sure).seed != check(lambda n, repeats, generator: (1., 1.)).seed
 
 
 @pytest.mark.parametrize("text", [
@@ -538,9 +587,7 @@ def test_no_warning_of_ours_stands_above_a_card(spaces):
 
 
 def test_right_answers_are_right_where_gradients_are_off(spaces):
-    code = {check: next(c.source for c in tagged(NAMES[check][0], "solution")
-                        if asked(c.source)[0] == check).rsplit("\n", 1)[0]
-            for check in ("check_conv_ghost", "check_raw_norms")}
+    code = {check: solution(check) for check in ("check_conv_ghost", "check_raw_norms")}
     with torch.no_grad():
         assert all(verdict(text, check, spaces).solved for check, text in code.items())
 

@@ -17,7 +17,6 @@ from dp_course.features import (
     scattered,
 )
 
-pytestmark = pytest.mark.usefixtures("unproved")
 KINDS = {
     "leaves": lambda folder: leafed(DIGITS, LeafRecipe(patches=10, synthetic=20), folder),
     "scatter": lambda folder: scattered(DIGITS, ScatteringRecipe(synthetic=20), folder),

@@ -1,4 +1,4 @@
-"Public networks, features and the sweep of lesson 16: shapes, exactness, files, what is run when."
+"Public networks, features and the sweep of lesson 19: shapes, exactness, files, what is run when."
 import ast
 import json
 from dataclasses import replace
@@ -41,7 +41,6 @@ from dp_course.training import flat_row, read_record, sweep
 from experiments import harness
 from experiments import public_start as recipe
 
-pytestmark = pytest.mark.usefixtures("unproved")
 SMALL = replace(N.TRAININGS["min-rand-10"], name="small", epochs=8., lr=.02, crop=1)
 
 
@@ -532,7 +531,7 @@ def test_nothing_is_asked_for_without_a_network(monkeypatch):
 
 def lesson(rows):
     "The cells that read the record, run on made-up rows; tables and figure in `shown`."
-    path = Path(__file__).resolve().parents[2]/"nbs/16_public_start.ipynb"
+    path = Path(__file__).resolve().parents[2]/"nbs/19_public_start.ipynb"
     imports, cells = code_of(path)
     names, shown = {"faked": rows}, {}
     exec(imports, names)

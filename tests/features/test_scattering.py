@@ -30,8 +30,6 @@ from dp_course.models import linear_head
 from dp_course.privacy import Budget, PLDAccountant
 from dp_course.training import load_runs, read_record
 
-pytestmark = pytest.mark.usefixtures("unproved")
-
 STORED = np.load(Path(__file__).with_name("kymatio_reference.npz"))
 by = pytest.mark.parametrize
 

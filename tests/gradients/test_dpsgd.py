@@ -113,10 +113,15 @@ def test_empty_batch_has_a_zero_sum():
     assert all((g == 0).all() for g in grads.values())
 
 
-def test_loss_must_be_per_row():
-    data = toy(2)
+def test_a_loss_may_be_one_number():
+    "Of one example a mean is its loss."
+    data = toy(4)
+    per_row, mean = (loop_grad_sum(linear(), f, data.train_x, data.train_y, FlatClip(1.))[0]
+                     for f in (loss, F.cross_entropy))
+    for name in per_row:
+        assert torch.equal(per_row[name], mean[name])
     with pytest.raises(ValueError, match="one loss per row"):
-        loop_grad_sum(linear(), F.cross_entropy, data.train_x, data.train_y, FlatClip(1.))
+        loop_grad_sum(linear(), lambda output, y: output, data.train_x, data.train_y, FlatClip(1.))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])

@@ -1,6 +1,10 @@
 "What a layer knows about each example, against autograd: every shape, in pieces, rounded up."
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
+from oracle import Net, parameter
 from torch import nn
 from toys import doubles, loss
 
@@ -10,13 +14,14 @@ from dp_course.gradients import (
     FlatClip,
     KeptGradients,
     StandardizedWeight,
+    Tap,
     bf16_engine,
     fast_grad_sum,
     layers,
     loop_grad_sum,
-    rule_of,
 )
 from dp_course.models import WSConv2d
+from dp_course.models.resnet import standardized_convolution
 
 
 def one_by_one(m, x, g, b):
@@ -32,29 +37,29 @@ def squares(gradients):
     return gradients.flatten(1).square().sum(1)
 
 
-LAYERS = {  # one of every kind that has a rule, and the shape of what one example gives it
-    nn.Linear: (nn.Linear(5, 4), (5,)),
-    nn.Conv1d: (nn.Conv1d(2, 3, 2), (2, 6)),
-    nn.Conv2d: (nn.Conv2d(2, 4, 3, padding=1, groups=2), (2, 5, 4)),
-    nn.Conv3d: (nn.Conv3d(2, 3, 2), (2, 3, 4, 3)),
-    nn.ConvTranspose2d: (nn.ConvTranspose2d(3, 2, 2, 2), (3, 3, 4)),
-    WSConv2d: (WSConv2d(3, 4, 3, padding=1), (3, 4, 4)),
-    nn.GroupNorm: (nn.GroupNorm(2, 4), (4, 3, 3)),
-    nn.LayerNorm: (nn.LayerNorm(4), (3, 4)),
-    nn.Embedding: (nn.Embedding(7, 3), (4,)),
+LAYERS = {  # function with a rule -> a layer that uses it, shape of an example
+    F.linear: (nn.Linear(5, 4), (5,)),
+    F.conv1d: (nn.Conv1d(2, 3, 2), (2, 6)),
+    F.conv2d: (nn.Conv2d(2, 4, 3, padding=1, groups=2), (2, 5, 4)),
+    F.conv3d: (nn.Conv3d(2, 3, 2), (2, 3, 4, 3)),
+    F.conv_transpose2d: (nn.ConvTranspose2d(3, 2, 2, 2), (3, 3, 4)),
+    standardized_convolution: (WSConv2d(3, 4, 3, padding=1), (3, 4, 4)),
+    F.group_norm: (nn.GroupNorm(2, 4), (4, 3, 3)),
+    F.layer_norm: (nn.LayerNorm(4), (3, 4)),
+    F.rms_norm: (nn.RMSNorm(4), (3, 4)),
+    F.embedding: (nn.Embedding(7, 3), (4,)),
 }
 
 
 def test_every_rule_is_in_the_list():
-    ours = {kind for kind in RULES if kind.__module__.startswith(("torch.", "dp_course."))}
-    assert ours == LAYERS.keys()
+    assert RULES.keys() == LAYERS.keys()
 
 
-@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.__name__)
-def test_every_rule_gives_the_norms_and_the_sum_of_a_loop(kind):
-    layer, shape = LAYERS[kind]
+@pytest.mark.parametrize("func", LAYERS, ids=lambda func: func.__name__)
+def test_every_rule_gives_the_norms_and_the_sum_of_a_loop(func):
+    layer, shape = LAYERS[func]
     layer = layer.double()
-    x = torch.randint(7, (6, *shape)) if kind is nn.Embedding else doubles(6, *shape)
+    x = torch.randint(7, (6, *shape)) if func is F.embedding else doubles(6, *shape)
     width = layer(x).flatten(1).shape[1]
     model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3).double())
     given = model, loss, x, torch.arange(6) % 3
@@ -276,20 +281,48 @@ def test_ghost_norms_and_the_sum_are_exact_where_inner_products_cancel():
     assert abs(bare/exact - 1) > .01  # what float32 says by itself
 
 
-def test_a_subclass_that_changes_nothing_has_its_rule():
-    class Renamed(nn.Linear):
-        def __init__(self, n):
-            super().__init__(n, n)
+@pytest.mark.parametrize("func", LAYERS, ids=lambda func: func.__name__)
+def test_a_rule_is_used_where_a_module_calls_its_function(func, monkeypatch):
+    "Whatever the module is called: subclasses need no rule of their own."
+    layer, shape = LAYERS[func]
+    kind = type(layer)
+    called, rule = [], RULES[func]
 
-    class Changed(nn.Linear):
-        def forward(self, x):
-            return 2*super().forward(x)
+    def watched(*args, **kwargs):
+        called.append(func)
+        return rule(*args, **kwargs)
 
-    class Property(nn.Linear):
-        scale = property(lambda self: 2)
+    monkeypatch.setitem(RULES, func, watched)
+    renamed = type("Renamed", (kind,), {"forward": lambda self, x: 2*kind.forward(self, x)})
+    layer = copy.deepcopy(layer).float()
+    layer.__class__ = renamed
+    x = torch.randint(7, (6, *shape)) if func is F.embedding else torch.randn(6, *shape)
+    fast_grad_sum(layer, lambda output, y: output.flatten(1).square().sum(1), x, x, FlatClip(1.))
+    assert called == [func]
 
-    assert rule_of(Renamed(2)) is RULES[nn.Linear]
-    assert rule_of(Changed(2, 2)) is None and rule_of(Property(2, 2)) is None
-    assert rule_of(nn.utils.parametrizations.orthogonal(nn.Linear(2, 2))) is None
-    assert rule_of(WSConv2d(3, 3, 3)) is RULES[nn.Conv2d]
-    assert rule_of(nn.PReLU()) is None
+
+def test_a_rule_of_ones_own_in_six_lines():
+    "A function of the user's own, which torch lets a mode see, and its rule."
+    def scaled(x, weight):
+        if torch.overrides.has_torch_function((x, weight)):
+            return torch.overrides.handle_torch_function(scaled, (x, weight), x, weight)
+        return x*weight
+
+    def rule(call, x, weight):
+        def back(x, g, y):
+            seen.append(g.shape)
+            call.add(weight, KeptGradients((g*x).reshape(call.b, -1, len(weight)).sum(1)))
+
+        return Tap.apply(call.anchor, x*weight.detach(), x, back)
+
+    seen = []
+    model = Net(lambda net, x: net.last(scaled(x, net.w)), w=parameter(4), last=nn.Linear(4, 3))
+    given = model.double(), loss, doubles(5, 4), torch.arange(5) % 3, FlatClip(.5)
+    expected = loop_grad_sum(*given)
+    RULES[scaled] = rule
+    try:
+        found = fast_grad_sum(*given)
+    finally:
+        del RULES[scaled]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert seen == [(5, 1, 4)]

@@ -4,7 +4,6 @@ No times here. Opacus falls back to torch.func for a weight-standardized convolu
 given a rule for it; the benchmark gives it one, and a wrong rule would make a wrong opponent.
 """
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
@@ -72,25 +71,3 @@ def test_the_rule_that_opacus_gets_for_weight_standardization(bench, bias, strid
     for name, grads in wanted.items():
         assert grads.shape[0] == 5 and grads.abs().max() > 1e-6, name
         torch.testing.assert_close(found[name], grads, rtol=1e-9, atol=1e-12, msg=name)
-
-
-def test_the_second_table_asks_for_what_the_processor_has(bench, monkeypatch):
-    monkeypatch.setattr(bench, "has_bfloat16", lambda device: False)
-    assert bench.variants(False) == []
-    assert bench.variants(True) == ["plain compiled", "fast compiled"]
-    monkeypatch.setattr(bench, "has_bfloat16", lambda device: True)
-    assert bench.variants(False) == ["plain bf16", "fast bf16"]
-    assert len(bench.variants(True)) == 6
-
-
-def test_a_benchmark_that_is_stopped_keeps_what_it_has(bench, monkeypatch, tmp_path):
-    def stopped_in_the_second_case(case, *_):
-        if case != "resnet20-128":
-            raise KeyboardInterrupt
-        return {"plain SGD": {"note": "a made-up row"}}
-
-    monkeypatch.setattr(bench, "run_case", stopped_in_the_second_case)
-    with pytest.raises(KeyboardInterrupt):
-        bench.main(["--out", str(tmp_path)])
-    [record] = tmp_path.glob("*.json")
-    assert list(json.loads(record.read_text())["cases"]) == ["resnet20-128"]

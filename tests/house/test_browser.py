@@ -21,8 +21,6 @@ from toys import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT/"out/browser"
-sys.path.insert(0, str(ROOT/"tools"))
-import student  # noqa: E402
 
 FOUND = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
 CHROMIUM = next(filter(None, FOUND), None)
@@ -58,13 +56,13 @@ def lab_command(port):
 def home(tmp_path_factory):
     "A folder with a student's copy: (its address in JupyterLab, the copy)."
     folder = tmp_path_factory.mktemp("lab")
-    student.make(folder/"student")
     (folder/"runs").symlink_to(ROOT/"runs")
     shutil.copytree(ROOT/"docs", folder/"docs")  # the server follows no link
     port = free_port()
     own = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "MPLBACKEND"))}
     bins = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own |= {"HOME": str(folder), "PYTHONPATH": str(ROOT), "PATH": bins}
+    subprocess.run([sys.executable, ROOT/"tools/student.py", folder/"student"], env=own, check=True)
     with open(folder/"lab.log", "w") as log:
         lab = subprocess.Popen(lab_command(port), cwd=folder, env=own, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}/lab"
@@ -291,7 +289,7 @@ def solutions(lesson):
 def shows_progress(desk, lesson, exercises, solved=1):
     said = desk.write_below("from dp_course.exercises import how_far\nhow_far()")
     desk.shot("progress")
-    one = "□*■□*" if solved == 1 else "■"*solved
+    one = "□*■□*" if solved == 1 else "[□■]*"
     marks = rf"{lesson}\s+{one}\s+{solved} of {exercises}"
     assert re.search(marks, said), said
     assert not desk.errors, desk.errors
@@ -310,12 +308,55 @@ def test_second_lesson(desk):
     desk.sees_pictures()
     desk.shot("index")
     desk.follow(re.compile("^01$"))
-    desk.ready("01_definition.ipynb")
+    desk.ready("01_promise.ipynb")
     desk.shot("lesson")
 
-    ran(desk, "01_definition")
+    ran(desk, "01_promise")
     desk.sees("Diagram(", "diagram")
-    desk.sees("what_is_given_away(*setting", "figure")
+    desk.sees("allowed(fpr, eps), 1", "figure")
+    wrong = "def sum_moves(low, high):\n    return high - low, high - low"
+    right = "def sum_moves(low, high):\n    return max(abs(low), abs(high)), high - low"
+    wrongly_and_rightly(desk, "check_sum_moves", wrong, "her whole value", right)
+    shows_progress(desk, "01_promise", 4)
+
+
+def test_a_copy_before_anything_has_run(desk):
+    "Saved diagrams are drawn, guesses are folded, and closing an untouched notebook asks nothing."
+    desk.open("01_promise.ipynb")
+    desk.sees("Diagram(", "untouched")
+    desk.page.wait_for_timeout(3000)
+    assert not desk.page.evaluate("window.jupyterapp.shell.currentWidget.context.model.dirty")
+    folded = desk.page.locator(f"{PANEL} details")
+    assert folded.count() and not folded.evaluate_all("all => all.some(one => one.open)")
+
+
+def test_a_build_wrong_and_right(desk):
+    desk.open("01_promise.ipynb")
+    desk.menu("Run", "Run All Cells")
+    desk.page.wait_for_timeout(1000)
+    desk.idle(8)
+    stub = "def coin_answers(bits, eps, generator):\n    "
+    for code, verdict, chosen in (
+            ("return bits", "nobody ever lies", "the course's `coin_answers`"),
+            ("lie = torch.rand(bits.shape, generator=generator) < 1/(1 + math.exp(eps))\n"
+             "return torch.where(lie, 1 - bits, bits)", "5 of 5", "your `coin_answers`")):
+        cell = desk.go("def coin_answers")
+        cell.locator(".cm-content").click()
+        desk.page.keyboard.press("ControlOrMeta+a")
+        desk.page.keyboard.insert_text(stub + code.replace("\n", "\n    "))
+        desk.page.keyboard.press("ControlOrMeta+Enter")
+        for words, said in (("check_coin_answers(coin_answers)", verdict),
+                            ("coin_answers = mine(coin_answers)", chosen)):
+            cell = desk.go(words)
+            cell.locator(".cm-content").click()
+            desk.page.keyboard.press("ControlOrMeta+Enter")
+            assert said in desk.answer(cell)
+        desk.shot("build")
+
+
+def test_slider(desk):
+    desk.open("02_gaussian.ipynb")
+    ran(desk, "02_gaussian")
     cell = desk.go("interact(draw")
     picture = cell.locator(".jp-OutputArea img").first
     before = picture.get_attribute("src")
@@ -328,29 +369,26 @@ def test_second_lesson(desk):
     assert moved, "the slider moved, the picture did not"
     desk.shot("slider")
 
-    wrong = "def sum_moves(low, high):\n    return high - low, high - low"
-    right = "def sum_moves(low, high):\n    return max(abs(low), abs(high)), high - low"
-    wrongly_and_rightly(desk, "check_sum_moves", wrong, "her whole value", right)
-    shows_progress(desk, "01_definition", 5)
-
 
 def test_by_hand_to_the_last_exercise(desk):
-    desk.open("02_by_hand.ipynb")
-    ran(desk, "02_by_hand")
+    desk.open("03_by_hand.ipynb")
+    ran(desk, "03_by_hand")
     desk.sees("Diagram(", "diagram")
-    answers_ = list(solutions("02_by_hand"))
+    answers_ = list(solutions("03_by_hand"))
     for check, code in answers_:
         said = desk.try_answer(check, code, check)
         assert "✗" not in said and "□" not in said and "■" in said, said
-    shows_progress(desk, "02_by_hand", len(answers_), len(answers_))
+    built = sum("build" in cell.metadata.get("tags", [])
+                for cell in nbformat.read(ROOT/"nbs/03_by_hand.ipynb", 4).cells)
+    shows_progress(desk, "03_by_hand", len(answers_) + built, len(answers_))
 
 
 def test_trainer(desk):
-    desk.open("05_trainer.ipynb")
+    desk.open("06_trainer.ipynb")
     desk.shot("lesson")
-    ran(desk, "05_trainer")
+    ran(desk, "06_trainer")
     desk.sees("Diagram(", "diagram")
     desk.sees('"Private accuracy nears', "figure")
     wrong = RIGHT_SUM.replace("in pieces]", "in pieces if len(u) == size]")
     wrongly_and_rightly(desk, "check_micro_sum", wrong, "the last rows are lost", RIGHT_SUM)
-    shows_progress(desk, "05_trainer", 4)
+    shows_progress(desk, "06_trainer", 4)

@@ -1,5 +1,4 @@
-"The small tools of notebook 00: comparisons, bars, devices, the allocator."
-import math
+"The small tools of basics: comparisons, bars, devices, the allocator."
 import os
 import re
 import subprocess
@@ -8,12 +7,8 @@ import textwrap
 
 import pytest
 import torch
-from proved import once
 
 from dp_course.basics import data_root, keep_memory, near, pick_device, progress, seed_all
-from dp_course.gradients import FlatClip, loop_grad_sum
-from dp_course.privacy import PrivacyPlan
-from dp_course.training import trainer
 
 # near
 
@@ -112,15 +107,6 @@ def test_only_a_notebook_in_jupyter_shows_a_bar(kernel, server, shown, monkeypat
     assert ("eps 2.122" in capsys.readouterr().err) == bool(shown)
 
 
-def test_show_decides(capsys):
-    with progress(3, "shown", show=True) as bar:
-        bar.update(3)
-    assert "shown" in capsys.readouterr().err
-    with progress(3, "hidden", show=False) as bar:
-        bar.update(3)
-    assert capsys.readouterr().err == ""
-
-
 # the allocator
 
 FAULTS = """
@@ -153,36 +139,3 @@ def test_keep_memory_is_harmless_elsewhere(monkeypatch):
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     monkeypatch.setattr("ctypes.CDLL", lambda name: 1/0)
     assert keep_memory() is False
-
-
-def test_a_proof_is_spared_for_a_network_of_the_same_form_alone(request, monkeypatch):
-    "What `proved_once` takes for the same: anything else is proved."
-    proved = []
-    monkeypatch.setattr(trainer, "prove_separate", lambda *parts, **more: proved.append(parts))
-    request.getfixturevalue("proved_once")
-    plan = PrivacyPlan(n=6, batch_size=3, steps=1, eps=3., delta=1e-5)
-
-    def begin(weight=.123, label=1, wide=2, **options):
-        net = torch.nn.Linear(4, wide)
-        for p in net.parameters():
-            torch.nn.init.constant_(p, weight)
-        trainer.Trainer(net, (torch.ones(6, 4), torch.tensor([0, label]*3)), plan, **options)
-        return len(proved)
-    assert begin() == begin() == begin(weight=2.) == 1
-    others = (dict(weight=-2.), dict(weight=0.), dict(weight=math.nan), dict(label=0),
-              dict(wide=3), dict(clip=FlatClip(2.)), dict(engine=loop_grad_sum))
-    assert [begin(**other) for other in others] == [2, 3, 4, 5, 6, 7, 8]
-    assert [begin(**other) for other in others] == [8]*7
-
-
-def test_a_refusal_is_not_remembered():
-    asked = []
-
-    def prove(what):
-        asked.append(what)
-        raise ValueError
-    proof = once(prove, set())
-    for _ in range(2):
-        with pytest.raises(ValueError):
-            proof(1)
-    assert asked == [1, 1]

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call, grad, vmap
 
-from dp_course.gradients import RULES, convolution_rule
 from dp_course.models import (
     TemperedSigmoid,
     WSConv2d,
@@ -185,10 +184,6 @@ def test_wsconv_survives_copies_formats_and_precisions():
     y = half(x.bfloat16())
     assert y.dtype == torch.bfloat16
     close(y.float(), m(x), rtol=.05, atol=.05)
-
-
-def test_wsconv_is_in_the_table_of_rules():
-    assert RULES[WSConv2d] is convolution_rule is RULES[nn.Conv2d]
 
 
 # -- networks: counts ------------------------------------------------------------------------------

@@ -24,8 +24,6 @@ from dp_course.training import DPAdam, flat_row, sweep
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments import shoe  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("unproved")
-
 
 @pytest.fixture(scope="module")
 def pictures():
@@ -187,7 +185,7 @@ def lesson(rows, monkeypatch):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     monkeypatch.setattr(plt, "show", lambda: None)
-    path = Path(__file__).resolve().parents[2]/"nbs/15_shoe.ipynb"
+    path = Path(__file__).resolve().parents[2]/"nbs/18_architecture.ipynb"
     imports, cells = code_of(path)
     names = {"everything": type("Data", (), {"name": "toys"}), "watches": {}}
     exec(imports, names)

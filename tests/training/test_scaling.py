@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize, special, stats
-from torch import nn
 from toys import digit_net, loss
 from toys import generator as gen
 
 from dp_course.data import load
-from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
+from dp_course.gradients import FlatClip, loop_grad_sum
 from dp_course.privacy import (
     ORDERS,
     RandomStopping,
@@ -51,7 +50,7 @@ def few():
 
 # --- signal and noise
 
-@pytest.mark.parametrize("b", [10, 150, 299])
+@pytest.mark.parametrize("b", [10, 299])
 def test_gradient_noise_by_simulation(b):
     # 4,000 Poisson sums of 300 fixed vectors: the mean square has a relative std of about 0.5 %
     # here; 4 % is eight of them
@@ -68,31 +67,19 @@ def test_gradient_noise_by_simulation(b):
     assert noise.square().sum(1).mean().sqrt() == pytest.approx(dp, rel=.04)
 
 
-@pytest.mark.parametrize("wrong", [
-    dict(batch_size=0), dict(batch_size=11), dict(mean_square=-1.), dict(std=-1.),
-    dict(parameters=0), dict(mean_square=math.nan)])
-def test_gradient_noise_refuses(wrong):
-    good = dict(batch_size=5, n=10, mean_square=1., std=1., parameters=3)
-    assert gradient_noise(**good)
-    with pytest.raises(ValueError):
-        gradient_noise(**good | wrong)
-
-
-@pytest.mark.parametrize("engine", [loop_grad_sum, fast_grad_sum])
-def test_signal_is_the_clipped_mean_gradient(few, engine):
+def test_signal_is_the_clipped_mean_gradient(few):
     model, clip = digit_net(), FlatClip(.7)
     grads, norms = loop_grad_sum(model, loss, few.train_x, few.train_y, clip)
     mean = torch.cat([g.flatten() for g in grads.values()])/200
     whole = torch.linalg.vector_norm(norms, dim=0).clamp(max=.7)
-    draws = 60 if engine is fast_grad_sum else 2
-    full, half = nonprivate_signal_noise(model, few, [200, 100], engine=engine, clip=clip,
-                                         draws=draws, micro_batch=130)
+    full, half = nonprivate_signal_noise(model, few, [200, 100], clip=clip, draws=60,
+                                         micro_batch=130)
     for row in (full, half):
         assert row["signal"] == pytest.approx(mean.norm().item(), rel=1e-5)
         assert row["mean_square"] == pytest.approx(whole.square().mean().item(), rel=1e-5)
     assert full["scatter"] < 1e-6 and full["predicted"] == 0  # everybody is in every batch
-    if draws == 60:  # the first direction dominates: std 8 %
-        assert half["scatter"] == pytest.approx(half["predicted"], rel=.25)
+    # the first direction dominates: std 8 %
+    assert half["scatter"] == pytest.approx(half["predicted"], rel=.25)
 
 
 def test_a_broken_example_counts_as_zero(few):
@@ -107,19 +94,6 @@ def test_a_broken_example_counts_as_zero(few):
     assert math.isfinite(row["scatter"])
 
 
-def test_dicts_of_tensors_are_measured_too(few):
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = digit_net()
-
-        def forward(self, image):
-            return self.inner(image)
-    plain, = nonprivate_signal_noise(digit_net(), few, [100], draws=2)
-    named, = nonprivate_signal_noise(Named(), ({"image": few.train_x}, few.train_y), [100], draws=2)
-    assert named == pytest.approx(plain, rel=1e-5)
-
-
 def test_measuring_repeats_and_leaves_the_model_alone(few):
     model = digit_net()
     before = [p.clone() for p in model.parameters()]
@@ -132,6 +106,25 @@ def test_measuring_repeats_and_leaves_the_model_alone(few):
 
 
 # --- sigma, steps, batch
+
+SIZES = dict(batch_size=5, n=10, mean_square=1., std=1., parameters=3)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: gradient_noise(**SIZES | dict(batch_size=11)),
+    lambda: gradient_noise(**SIZES | dict(mean_square=math.nan)),
+    lambda: sigma_table(100, [10], **BUDGET), lambda: sigma_table(100, [101], **BUDGET, steps=2),
+    lambda: sigma_table(100, [10], **BUDGET, epochs=1, steps=1),
+    lambda: scaled_lr(.5, 256, 1024, "cubic"), lambda: scaled_lr(0, 256, 1024, "sqrt"),
+    lambda: matched_lr(1., (0, 4, 1.), (4, 4, 1.)),
+    lambda: matched_lr(1., (4, 4, 1.), (4, -1, 1.)),
+    lambda: RandomStopping(.5), lambda: RandomStopping(3, eta=-1), lambda: RandomStopping(math.nan),
+    lambda: search_epsilon(RandomStopping(5.), **REPORT | dict(q=2.)),
+    lambda: search_noise_multiplier(RandomStopping(1e6), eps=1e-3, delta=1e-5, q=.04, steps=625)])
+def test_numbers_that_make_no_sense_are_refused(call):
+    with pytest.raises(ValueError):
+        call()
+
 
 @pytest.mark.parametrize("b, t, sigma", [
     (4096, 1000, 3.715), (4096, 1500, 4.506), (8192, 360, 4.445), (8192, 600, 5.677)])
@@ -153,15 +146,6 @@ def test_every_row_keeps_its_budget_and_hardly_less():
     assert [row["steps"] for row in rows] == [1094, 70, 7, 40, 40, 40]
 
 
-def test_sigma_table_refuses():
-    for options in ({}, {"epochs": 1, "steps": 1}):
-        with pytest.raises(ValueError, match="give one of the two"):
-            sigma_table(100, [10], **BUDGET, **options)
-    for b in (0, 101, -3):
-        with pytest.raises(ValueError, match="no rate"):
-            sigma_table(100, [b], **BUDGET, steps=2)
-
-
 @pytest.mark.parametrize("eps", [.5, 3., 8.])
 def test_snr_reaches_the_ceiling_with_full_batches_and_never_exceeds_it(eps):
     table = partial(sigma_table, 2000, eps=eps, delta=1e-5)
@@ -174,25 +158,12 @@ def test_snr_reaches_the_ceiling_with_full_batches_and_never_exceeds_it(eps):
     assert by_steps == sorted(by_steps)  # larger batches, more signal
 
 
-def test_snr():
-    assert snr(batch_size=10, steps=4, sigma=0) == math.inf
-    assert snr(batch_size=10, steps=4, sigma=2.) == 10
-
-
 @pytest.mark.parametrize("rule, want", [("linear", 2.), ("sqrt", 1.), ("constant", .5)])
 def test_scaled_lr(rule, want):
     assert scaled_lr(.5, 256, 1024, rule) == want
     hop = scaled_lr(.3, 100, 700, rule)
     assert scaled_lr(hop, 700, 100, rule) == pytest.approx(.3)
     assert scaled_lr(hop, 700, 900, rule) == pytest.approx(scaled_lr(.3, 100, 900, rule))
-
-
-@pytest.mark.parametrize("wrong", [
-    (.5, 256, 1024, "cubic"), (0, 256, 1024, "sqrt"), (.5, -1, 1024, "sqrt"),
-    (.5, 256, 0, "linear"), (math.nan, 1, 1, "sqrt")])
-def test_scaled_lr_refuses(wrong):
-    with pytest.raises(ValueError):
-        scaled_lr(*wrong)
 
 
 def test_matched_lr_keeps_how_far_the_noise_moves_the_weights():
@@ -204,22 +175,6 @@ def test_matched_lr_keeps_how_far_the_noise_moves_the_weights():
         return (lr*sigma/b*torch.randn(t, 4000, generator=g)).sum(0).norm().item()
     assert moved(matched_lr(2., old, new), *new)/moved(2., *old) == pytest.approx(1, abs=.06)
     assert matched_lr(matched_lr(2., old, new), new, old) == pytest.approx(2.)
-
-
-@pytest.mark.parametrize("b, t", [(500, 120), (1000, 240)])
-def test_matched_lr_is_the_linear_rule_near_the_ceiling_at_equal_epochs(b, t):
-    def run(b, t):
-        row, = sigma_table(1000, [b], **BUDGET, steps=t)
-        return row["batch_size"], row["steps"], row["sigma"]
-    assert matched_lr(1., run(1000, 60), run(b, t)) == pytest.approx(60/t, rel=.02)
-
-
-@pytest.mark.parametrize("lr, old, new", [
-    (0, (256, 40, 1.3), (4, 4, 1.)), (1., (0, 4, 1.), (4, 4, 1.)), (1., (4, 4, 1.), (4, 4, 0.)),
-    (1., (4, 4, 1.), (4, -1, 1.)), (math.nan, (4, 4, 1.), (4, 4, 1.))])
-def test_matched_lr_refuses(lr, old, new):
-    with pytest.raises(ValueError):
-        matched_lr(lr, old, new)
 
 
 # --- the number of tries
@@ -266,14 +221,6 @@ def test_draws_follow_the_distribution(eta):
     assert [RandomStopping(5., eta).draw(again) for _ in range(50)] == drawn[:50].tolist()
 
 
-@pytest.mark.parametrize("wrong", [
-    dict(mean=.5), dict(mean=math.inf), dict(mean=math.nan), dict(mean=-2), dict(mean=3, eta=-1),
-    dict(mean=3, eta=math.nan), dict(mean=1e6, eta=-.99)])
-def test_random_tries_refuses(wrong):
-    with pytest.raises(ValueError):
-        RandomStopping(**wrong)
-
-
 @pytest.mark.parametrize("eta", [-.5, 0., 1., 3.])
 def test_one_try_is_one_run(eta):
     run = RDPAccountant().step(REPORT["q"], REPORT["sigma"], REPORT["steps"])
@@ -284,11 +231,9 @@ def test_one_try_is_one_run(eta):
 
 # --- what a search costs
 
-@by_shape
+@pytest.mark.parametrize("eta", SHAPES[1:])  # dp_accounting has no negative ones
 def test_agrees_with_dp_accounting(eta):
     google = pytest.importorskip("dp_accounting.rdp.rdp_privacy_accountant")
-    if eta < 0:
-        pytest.skip("dp_accounting has no negative shapes")
     run = RDPAccountant().step(.04, 1.6138, 625)
     for mean in (1.5, 10., 100.):
         their_rdp = google._compute_rdp_repeat_and_select(ORDERS, run.rdp(), mean, eta)
@@ -394,7 +339,9 @@ def test_never_below_the_truth_for_gaussian_runs(eta, q, sigma):
             assert single*.99 < truth < 3*single and bound < 6*truth
 
 
-def test_search_epsilon_is_monotone():
+def test_search_epsilon_is_monotone_and_free_or_infinite_at_its_ends():
+    assert search_epsilon(RandomStopping(5.), **REPORT | dict(steps=0)) == 0
+    assert search_epsilon(RandomStopping(5.), **REPORT | dict(sigma=0.)) == math.inf
     base = dict(q=.04, sigma=1.6, steps=600, delta=1e-5)
 
     def cost(mean=10., eta=1., **other):
@@ -406,42 +353,6 @@ def test_search_epsilon_is_monotone():
     assert costs == sorted(costs)
     for other in (dict(sigma=1.4), dict(steps=800), dict(q=.05), dict(delta=1e-7)):
         assert cost(**other) > cost()
-
-
-def test_edges():
-    run = dict(q=.1, sigma=1., steps=10, delta=1e-5)
-    assert search_epsilon(RandomStopping(5.), **run | dict(q=0.)) == 0
-    assert search_epsilon(RandomStopping(5.), **run | dict(steps=0)) == 0
-    for eta in (1., math.inf):
-        assert search_epsilon(RandomStopping(5., eta), **run | dict(sigma=0.)) == math.inf
-    for wrong in (dict(q=2.), dict(delta=0.)):
-        with pytest.raises(ValueError):
-            search_epsilon(RandomStopping(5.), **run | wrong)
-
-
-@pytest.mark.parametrize(
-    "mean, eta", [(10., 1.), (30., 0.), (3., math.inf), (1., 1.)])
-def test_search_noise_multiplier(mean, eta):
-    tries = RandomStopping(mean, eta)
-    sigma = search_noise_multiplier(tries, **BUDGET, q=.04, steps=625)
-    assert 3*.998 <= search_epsilon(tries, **REPORT | dict(sigma=sigma)) <= 3
-
-
-def test_search_noise_multiplier_refuses():
-    wanted = partial(search_noise_multiplier, delta=1e-5, q=.04, steps=625)
-    with pytest.raises(ValueError):
-        wanted(RandomStopping(10.), eps=0.)
-    with pytest.raises(ValueError, match="try less often"):
-        wanted(RandomStopping(1e6), eps=1e-3)
-
-
-@pytest.mark.parametrize("call", [
-    lambda: search_epsilon(RandomStopping(5.), .1, 1., 10, 1e-5),
-    lambda: search_noise_multiplier(RandomStopping(5.), 3., 1e-5, .1, 10),
-    lambda: snr(10, 4, 2.), lambda: snr_ceiling(100, 3., 1e-5)])
-def test_numbers_of_one_kind_go_by_name(call):
-    with pytest.raises(ValueError, match="without a name"):
-        call()
 
 
 # --- the record that the notebook quotes
@@ -463,12 +374,3 @@ def test_record_tells_the_truth():
             plans[plan] = row["target_eps"]
     for (q, sigma, steps, delta), eps in list(plans.items())[::6]:
         assert eps*.998 <= epsilon(q=q, sigma=sigma, steps=steps, delta=delta) <= eps
-
-
-def test_record_has_three_seeds_a_cell():
-    seeds = {}
-    for row in sweep("scaling"):
-        if row["split"] == "test" and row["model"] == "mlp":
-            cell = row["part"], row["batch_size"], row["steps"], row["lr"]
-            seeds.setdefault(cell, set()).add(row["seed"])
-    assert seeds and all(len(found) >= 3 for found in seeds.values())

@@ -29,8 +29,6 @@ from dp_course.privacy import (
 from dp_course.training import Trainer
 from dp_course.training.checkpoints import Journal
 
-pytestmark = pytest.mark.usefixtures("proved_once")
-
 SIGMA, Q = 1.3, 1/3
 
 
@@ -102,8 +100,8 @@ def spied(run, monkeypatch):
 
     clipped, step = run._clipped_sum, run.optimizer.step
 
-    def summing(idx, t):
-        total, norms = clipped(idx, t)
+    def summing(idx, t, scale):
+        total, norms = clipped(idx, t, scale)
         seen["sum"] = {k: v.clone() for k, v in total.items()}
         seen["std"] = run.clip.std(run.plan.sigma)
         return total, norms
@@ -346,7 +344,7 @@ def test_a_changed_step_has_noise_of_its_own_and_is_billed(what, tmp_path):
     idx = poisson_indices(12, .5, step_generator(7, "sample", 1))
     sums = []
     for run in (paying().load(tmp_path/"c"), changed):
-        sums.append(run._clipped_sum(idx, 1)[0]["1.weight"])
+        sums.append(run._clipped_sum(idx, 1, run.clip.sensitivity)[0]["1.weight"])
     changed.step()
     true = (sums[0] - sums[1]).flatten()
     seen = (calm.model[1].weight.grad - changed.model[1].weight.grad).flatten()*6
@@ -507,9 +505,9 @@ def test_no_name_of_a_parameter_hides_its_sum_from_the_noise(name):
     data = Examples(torch.randn(40, 5, generator=g).double(), torch.arange(40) % 3)
     plan = PrivacyPlan(n=40, batch_size=20, steps=3, eps=3., delta=1e-5, accountant=RDPAccountant)
     run = Trainer(Named(), data, plan, seed=0)
-    *_, one = run._sum_to_charge(0)
+    one = entry_of(run)
     data.train_x.mul_(-1)  # the same norms, another sum
-    *_, other = run._sum_to_charge(0)
+    other = entry_of(run)
     assert one.digest != other.digest
 
 
@@ -542,54 +540,58 @@ def test_every_checkpoint_of_a_run_hears_of_every_step(tmp_path):
         paying().load(tmp_path/"b")
 
 
-def other_norms(run):
-    total, norms = run._clipped_sum(None, 0)
-    run._clipped_sum = lambda idx, t: (total, norms*(1 + 1e-6))
+def entry_of(run, sums=None):
+    "What the ledger would say of a step's sum, without a step."
+    sensitivity = run._sensitivity()
+    total, norms = sums or run._clipped_sum(run._draw(0), 0, sensitivity.scale)
+    return run._step_entry(total, norms, run._std(sensitivity), 0)
 
 
-def other_sum(run):
-    total, norms = run._clipped_sum(None, 0)
-    run._clipped_sum = lambda idx, t: ({name: g*(1 + 1e-15) for name, g in total.items()}, norms)
+def other_norms(run, total, norms):
+    return total, norms*(1 + 1e-6)
 
 
-def other_weights(run):
+def other_sum(run, total, norms):
+    return {name: g*(1 + 1e-15) for name, g in total.items()}, norms
+
+
+def other_weights(run, *sums):
     next(run.model.parameters()).data[0, 0] += 1e-9
+    return sums
 
 
 OTHER = {"norms": other_norms, "sum": other_sum, "weights": other_weights,
-         "threshold": lambda run: setattr(run.clip, "max_norm", 1 + 1e-9),
-         "noise of the count": lambda run: setattr(run.clip, "bit_sigma", 5.1),
-         "speed": lambda run: setattr(run.clip, "lr", .3)}
+         "threshold": lambda run, *sums: setattr(run.clip, "max_norm", 1 + 1e-9) or sums,
+         "noise of the count": lambda run, *sums: setattr(run.clip, "bit_sigma", 5.1) or sums,
+         "speed": lambda run, *sums: setattr(run.clip, "lr", .3) or sums}
 
 
 @pytest.mark.parametrize("what", OTHER)
 def test_whatever_is_noised_or_how_names_the_noise(what):
     "Else two steps that differ in it alone have one noise, of gradient or count, and one price."
     run = paying(clip=AdaptiveClip(6., bit_sigma=5.))
-    sums = run._clipped_sum(torch.arange(6), 0)
-    run._clipped_sum = lambda idx, t: sums
-    before = run._sum_to_charge(0)[2]
-    assert run._sum_to_charge(0)[2] == before
-    OTHER[what](run)
-    assert run._sum_to_charge(0)[2].digest != before.digest
+    sums = run._clipped_sum(torch.arange(6), 0, run.clip.sensitivity)
+    before = entry_of(run, sums)
+    assert entry_of(run, sums) == before
+    assert entry_of(run, OTHER[what](run, *sums)).digest != before.digest
 
 
 class Coins(AdaptiveClip):
-    "Keeps the first coin of its count."
-    coin = 0.
+    "Keeps what it is told."
+    told = 0.
 
-    def update(self, norms, generator=None):
-        self.coin = normal((1,), generator).item()
+    def update(self, fractions):
+        self.told = fractions.item()
 
 
 def test_the_noise_of_a_count_belongs_to_one_step_and_one_batch():
     coins = []
-    for t, seed, norm in ((0, 7, 1.), (0, 7, 1.), (0, 7, 2.), (1, 7, 1.), (0, 8, 1.)):
+    for t, seed, norm in ((0, 7, .1), (0, 7, .1), (0, 7, .2), (1, 7, .1), (0, 8, .1)):
         run = paying(clip=Coins(6., bit_sigma=5.), seed=seed)
-        total, norms = run._clipped_sum(torch.arange(6), 0)
-        run._clipped_sum = lambda idx, t, said=(total, norms*norm): said
+        total, norms = run._clipped_sum(torch.arange(6), 0, run.clip.sensitivity)
+        run._clipped_sum = lambda idx, t, scale, said=(total, norms.sign()*norm): said
         run._t = t
-        coins.append(run.step().clip.coin)
+        coins.append(run.step().clip.told)
     assert coins[0] == coins[1] and len(set(coins)) == 4
 
 
@@ -695,41 +697,3 @@ def test_a_release_in_the_middle_of_a_run_takes_steps_away():
     run.noisy("a mean", 1., sensitivity=1., sigma=4.)
     assert 0 < run.left() < before
     assert run.fit().epsilon() <= 3 and run.computed < 10
-
-
-def frozen():
-    net = linear()
-    for p in net.parameters():
-        p.requires_grad_(False)
-    return net
-
-
-def idle_batch_norm():
-    "Frozen and in eval mode; the trainer's own `train()` would wake it up."
-    norm = nn.BatchNorm1d(5).double().eval().requires_grad_(False)
-    return nn.Sequential(norm, linear())
-
-
-@pytest.mark.parametrize("options, words", [
-    (dict(model=idle_batch_norm()), "would wake it: put torchvision.ops.FrozenBatchNorm2d"),
-    (dict(model=None), "nothing to train"), (dict(model=frozen()), "nothing to train"),
-    (dict(callbacks=print), "pass a list of functions"), (dict(callbacks=[3]), "pass a list"),
-    (dict(model=nn.Linear(4, 3).double()), "the model fails"),
-    (dict(model=(net := linear()), loss_fn=lambda out, y: loss(out, y) + net.weight.norm()),
-     "loss_fn uses parameter")])
-def test_what_cannot_be_trained_is_refused_in_words(options, words):
-    with pytest.raises(ValueError, match=words):
-        Trainer(**{"model": linear(), "data": toy(), "plan": Plan(12, 4, 8, 1.), **options})
-
-
-def test_the_proof_covers_the_largest_batch_that_will_come(monkeypatch):
-    "A Poisson batch is often larger than the expected one; six standard deviations never come."
-    asked = []
-    monkeypatch.setattr("dp_course.training.trainer.prove_separate",
-                        lambda *args, largest, **more: asked.append(largest))
-    plan = Plan(400, 100, 8, 1.)
-    for micro_batch, wanted in ((None, 160), (32, 32), (1000, 400)):
-        Trainer(linear(), toy(400), plan, micro_batch=micro_batch)
-        assert asked.pop() == wanted
-    Trainer(linear(), toy(400), Plan(400, 390, 8, 1.))
-    assert asked.pop() == 400

@@ -1,7 +1,6 @@
 "Tricks: views before the clip, averages, schedules, plateaus that are paid for, DP-Adam."
 import copy
 import math
-import random
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,15 +11,14 @@ from torch.nn import functional as F
 from toys import digit_net, equal, loss
 from toys import generator as gen
 
-from dp_course.data import Views, load, multiplicity, multiplicity_with_masks, views
-from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, fast_grad_sum, loop_grad_sum
+from dp_course.data import load, multiplicity, multiplicity_with_masks, views
+from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.privacy import (
     PLDAccountant,
     PrivacyPlan,
     RDPAccountant,
     epsilon,
     in_digits,
-    new_seed,
 )
 from dp_course.training import (
     EMA,
@@ -31,18 +29,14 @@ from dp_course.training import (
     Schedule,
     TailAverage,
     Trainer,
-    constant,
     cosine,
     end_line,
     linear,
     public,
-    step_decay,
     sweep,
-    temporary_weights,
 )
 from experiments import tricks as recipe
 
-pytestmark = pytest.mark.usefixtures("proved_once")
 
 def flat(tensors):
     return torch.cat([t.flatten() for t in tensors])
@@ -104,25 +98,6 @@ def test_views_are_those_of_a_gather_over_flat_pixels():
     assert torch.equal(views(x, k, gen(1), crop).tree, gathered.view(b, k, c, h, w))
 
 
-def test_views_cover_all_crops_evenly():
-    # 50 crops (25 shifts x 2), 100,000 views: chi^2 with 49 degrees of freedom, above 110 by
-    # chance once in 1e6
-    x = torch.arange(36.).view(1, 1, 6, 6)
-    shown = views(x, 100_000, gen(2), crop=2).tree[0, :, 0]
-    _, counts = torch.unique(shown[:, 2:4, 2:4].flatten(1), dim=0, return_counts=True)
-    assert len(counts) == 50
-    assert ((counts - 2000.)**2/2000).sum() < 110
-
-
-def test_no_flip_keeps_the_order_and_crop_0_is_the_image():
-    x = torch.randn(7, 1, 8, 8, generator=gen())
-    shown = views(x, 3, gen(), crop=0, flip=False).tree
-    assert torch.equal(shown, x[:, None].expand(7, 3, 1, 8, 8))
-    ramp = torch.arange(8.).expand(20, 1, 8, 8).contiguous()
-    middle = views(ramp, 4, gen(), crop=1, flip=False).tree[..., 2:6]
-    assert (middle.diff(dim=-1) == 1).all()
-
-
 def test_views_depend_on_their_example_and_the_generator_only():
     x, z = torch.randn(2, 6, 3, 8, 8, generator=gen())
     z[2] = x[2]
@@ -154,16 +129,6 @@ def test_views_on_a_gpu_never_wait_for_it():
     assert (all_crops(x, 2)[:, :, None] == shown[None]).flatten(3).all(3).any(0).all()
 
 
-@pytest.mark.parametrize("bad", [
-    dict(k=0), dict(crop=8), dict(crop=-1), dict(x=torch.zeros(3, 8, 8)),
-    dict(x=torch.zeros(2, 1, 4, 8, 8)), dict(x={"image": torch.zeros(2, 1, 8, 8)}),
-    dict(x=Views(torch.zeros(2, 3, 1, 8, 8)))])
-def test_views_refuse(bad):
-    arguments = dict(x=torch.zeros(2, 1, 8, 8), k=2, generator=gen(), crop=1) | bad
-    with pytest.raises(ValueError, match="pass"):
-        views(**arguments)
-
-
 @pytest.mark.parametrize("channels", [(), (2,)])
 def test_a_mask_moves_with_its_image(channels):
     x = torch.randn(6, 2, 9, 7, generator=gen())
@@ -176,19 +141,12 @@ def test_a_mask_moves_with_its_image(channels):
     assert nobody.tree.shape == (0, 4, 2, 9, 7) and nothing.tree.shape == (0, 4, *channels, 9, 7)
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 8, 7), (3, 8, 8), (2, 1, 1, 8, 8)])
-def test_masks_must_fit_their_images(shape):
-    with pytest.raises(ValueError, match="don't go with images"):
-        multiplicity_with_masks(2, crop=1)(torch.zeros(2, 1, 8, 8), torch.zeros(shape), gen())
-
-
-@pytest.mark.parametrize("engine", [loop_grad_sum, fast_grad_sum])
-def test_sensitivity_with_views_is_the_clip_and_k_times_that_if_each_is_clipped(digits, engine):
+def test_sensitivity_with_views_is_the_clip_and_k_times_that_if_each_is_clipped(digits):
     k, x, y = 4, digits.normalize(digits.train_x[:12]).double(), digits.train_y[:12]
     model = digit_net().double()
 
     def clipped(x, y):
-        return flat(engine(model, loss, x, y, FlatClip(1.))[0].values())
+        return flat(fast_grad_sum(model, loss, x, y, FlatClip(1.))[0].values())
 
     def before(x, y):
         return clipped(views(x, k, gen(3), 1, False), y)
@@ -205,22 +163,6 @@ def test_sensitivity_with_views_is_the_clip_and_k_times_that_if_each_is_clipped(
         return max(move.norm().item() for move in moves)
     assert worst(before) == pytest.approx(1, abs=1e-6)
     assert worst(after) == pytest.approx(k, abs=1e-3)
-
-
-def test_trainer_takes_views_and_refuses_mixing(digits):
-    run = trainer(digits, 3, augment=multiplicity(3, 1, False), micro_batch=16).fit()
-    assert run.t == 3
-
-    def mixup(x, y, generator):
-        return views((x + x.roll(1, 0))/2, 2, generator), y
-    with pytest.raises(ValueError, match="mix"):
-        trainer(digits, augment=mixup)
-
-
-def test_views_do_not_change_the_noise(digits):
-    def sigma(k):
-        return trainer(digits, 3, augment=multiplicity(k, 1, False)).plan.sigma
-    assert sigma(1) == sigma(8)
 
 
 # --- averages
@@ -245,7 +187,7 @@ def assert_average(average, want):
 
 
 @pytest.mark.parametrize(
-    "decay, warmup", [(.9, True), (.9, False), (.2, True), (0., False), (.999, True)])
+    "decay, warmup", [(.9, True), (.9, False), (0., False)])
 def test_ema_is_the_recursion(decay, warmup):
     ema = EMA(decay, warmup)
     iterates, _ = walk([ema])
@@ -254,17 +196,6 @@ def test_ema_is_the_recursion(decay, warmup):
         d = min(decay, (1+t)/(10+t)) if warmup else decay
         want = {n: d*want[n] + (1-d)*w[n] for n in w}
     assert_average(ema, want)
-
-
-def test_tail_average_is_the_mean():
-    tail, whole, late = TailAverage(20), TailAverage(), TailAverage(50)
-    iterates, _ = walk([tail, whole, late])
-
-    def mean(some):
-        return {n: torch.stack([w[n] for w in some]).mean(0) for n in some[0]}
-    assert_average(tail, mean(iterates[20:]))
-    assert_average(whole, mean(iterates))
-    assert late.weights == {}
 
 
 def test_averages_in_half_precision_keep_small_shares():
@@ -285,22 +216,14 @@ def test_tied_and_frozen_parameters():
     assert set(ema.weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}  # as a release has
 
 
-def test_swapped_comes_back_even_after_an_exception(digits):
-    model = digit_net()
-    old = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="halfway"):
-        with temporary_weights(model, {"1.bias": torch.ones(10)}):
-            assert (model[1].bias == 1).all() and torch.equal(model[1].weight, old["1.weight"])
-            raise RuntimeError("halfway")
-    assert equal(model.state_dict(), old)
-    with pytest.raises(ValueError, match="another model"):
-        with temporary_weights(model, {"2.bias": torch.ones(10)}):
-            pass
+def test_weights_that_do_not_fit_are_refused_before_any_goes_in(digits):
+    run = trainer(digits)
+    old = copy.deepcopy(run.model.state_dict())
     half_wrong = {"1.weight": torch.zeros(10, 64), "1.bias": torch.ones(3, 3)}
-    with pytest.raises(RuntimeError):  # a wrong shape, after one tensor has gone in
-        with temporary_weights(model, half_wrong):
+    with pytest.raises(ValueError, match="no 1.bias of shape"):
+        with run.weights_swapped(half_wrong):
             pass
-    assert equal(model.state_dict(), old)
+    assert equal(run.model.state_dict(), old)
 
 
 def test_evaluate_measures_the_average_and_leaves_the_run_alone(digits):
@@ -316,12 +239,12 @@ def test_evaluate_measures_the_average_and_leaves_the_run_alone(digits):
     assert ema.evaluate(looked) == (guess == digits.test_y).double().mean().item()
 
 
-def test_averages_schedules_and_views_resume_bit_identically(digits, tmp_path):
+def test_averages_schedules_views_and_adam_resume_bit_identically(digits, tmp_path):
     def run():
         schedule = Schedule(1., "cosine", 12, warmup=4)
         return trainer(digits, callbacks=[EMA(.8), TailAverage(6), schedule],
                        augment=multiplicity(2, 1, False),
-                       optimizer=partial(torch.optim.SGD, lr=schedule.at(0), momentum=.9))
+                       optimizer=partial(DPAdam, lr=schedule.at(0), noise_std=.01))
     whole = run().fit()
     run().fit(8).save(tmp_path/"a")
     again = run().load(tmp_path/"a").fit()
@@ -331,47 +254,20 @@ def test_averages_schedules_and_views_resume_bit_identically(digits, tmp_path):
         assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
 
 
-def test_release_publishes_the_average(digits, tmp_path):
-    ema = EMA(.8)
-    run = trainer(digits, callbacks=[ema]).fit()
-    run.release(tmp_path/"r")
-    out = torch.load(tmp_path/"r", weights_only=True)["weights"]
-    assert all(torch.equal(out[n], w) for n, w in ema.weights.items())
-    assert not torch.equal(out["1.weight"], run.model[1].weight)
-
-
-def test_state_dict_is_a_copy():
-    ema = EMA(.9)
-    walk([ema], 3)
-    state = ema.state_dict()
-    before = {n: w.clone() for n, w in state["weights"].items()}
-    twin = EMA(.9)
-    twin.load_state_dict(state)
-    walk([twin], 3, seed=5)
-    assert all(torch.equal(state["weights"][n], w) for n, w in before.items())
-
-
-def test_an_average_serves_one_run(digits):
-    ema = EMA(.9)
-    trainer(digits, callbacks=[ema]).fit(2)
-    with pytest.raises(ValueError, match="one per trainer"):
-        trainer(digits, callbacks=[ema]).fit(1)
-
-
-@pytest.mark.parametrize("make", [
-    lambda: EMA(1.), lambda: EMA(-.1), lambda: EMA(float("nan")), lambda: TailAverage(-1)])
-def test_averages_refuse(make):
-    with pytest.raises(ValueError, match="pass"):
-        make()
-
-
 # --- schedules
 
-def test_shapes():
-    assert constant(7, 10) == 1
-    assert [linear(t, 10) for t in (0, 5, 10, 12)] == [1, .5, 0, 0]
-    assert [round(cosine(t, 10), 6) for t in (0, 5, 10, 12)] == [1, .5, 0, 0]
-    assert [step_decay(t, 8, (.5, .75), .1) for t in (0, 3, 4, 6)] == pytest.approx([1, 1, .1, .01])
+@pytest.mark.parametrize("make", [
+    lambda: EMA(1.), lambda: EMA(float("nan")), lambda: TailAverage(-1),
+    lambda: Plateau(public(max), 0), lambda: Plateau(public(max), 1, factor=1.),
+    lambda: NoisyAccuracy([], [], 1., 1), lambda: NoisyAccuracy(torch.ones(1), torch.ones(1), 0, 1),
+    lambda: NoisyAccuracy(torch.ones(1), torch.ones(2), 1., 1),
+    lambda: DPAdam(digit_net().parameters(), betas=(1., .9)),
+    lambda: DPAdam(digit_net().parameters(), noise_std=[.1, math.inf]),
+    lambda: views(torch.zeros(2, 1, 8, 8), 2, gen(), crop=8),
+    lambda: views({"image": torch.zeros(2, 1, 8, 8)}, 2, gen(), crop=1)])
+def test_settings_that_make_no_sense_are_refused(make):
+    with pytest.raises(ValueError, match="pass"):
+        make()
 
 
 @pytest.mark.parametrize("shape", [linear, cosine])
@@ -407,8 +303,7 @@ def test_schedule_refuses(digits):
 
 # --- DP-Adam
 
-@pytest.mark.parametrize(
-    "options", [{}, dict(lr=.1, betas=(.5, .7), eps=1e-3), dict(betas=(0., 0.))])
+@pytest.mark.parametrize("options", [dict(lr=.1, betas=(.5, .7), eps=1e-3), dict(betas=(0., 0.))])
 def test_without_correction_it_is_adam(options):
     def draw(seed):
         return torch.randn(4, 3, dtype=torch.float64, generator=gen(seed))
@@ -458,119 +353,12 @@ def test_from_plan_knows_the_noise_that_the_trainer_adds(digits):
     assert torch.cat(grads).std().item() == pytest.approx(std, rel=.045)
 
 
-@pytest.mark.quick(3)
-@pytest.mark.parametrize("case", range(24))
-def test_adam_sees_nothing_but_noisy_gradients(digits, case):
-    "Weights and moments follow from the noisy gradients alone, and no step is cheaper than SGD's."
-    rng, seen = random.Random(case), []
-    plan = make_plan(rng.randint(2, 6))
-    clip = (FlatClip(rng.choice([.01, 1., 30.])), LayerClip([.5, 2.]),
-            AdaptiveClip(1., bit_sigma=4.))[case % 3]
-    options = dict(lr=10**rng.uniform(-4, 0), betas=(rng.choice([0., .9]), rng.choice([.5, .999])))
-    make = partial(DPAdam, **options, noise_std=rng.choice([0., .1, [.1, 0.]]))
-    if case % 3 < 2 and case % 2:
-        make = DPAdam.from_plan(plan, clip, **options)
-    model = digit_net()
-    alone = copy.deepcopy(model)
-
-    def look(run):
-        seen.append([p.grad.clone() for p in run.params.values()])
-    run = Trainer(model, digits, plan, clip=copy.deepcopy(clip), optimizer=make, seed=case,
-                  callbacks=[look], micro_batch=rng.choice([None, 50])).fit()
-    theirs = make(list(alone.parameters()))
-    for grads in seen:
-        for p, g in zip(alone.parameters(), grads):
-            p.grad = g
-        theirs.step()
-    assert same_weights(run, SimpleNamespace(model=alone))
-    plain = trainer(digits, plan=plan, clip=clip, seed=case).fit()
-    assert run.statement() == plain.statement()
-
-
-def test_from_plan_with_one_std_per_tensor(digits):
-    class PerTensor(FlatClip):
-        def std(self, sigma):
-            return torch.tensor([1., 2.])*sigma
-    plan = make_plan(3)
-    optimizer = DPAdam.from_plan(plan, PerTensor(1.))(digit_net().parameters())
-    want = pytest.approx([plan.sigma/64, 2*plan.sigma/64])
-    assert optimizer.param_groups[0]["noise_std"] == want
-
-
-def test_adam_resumes_bit_identically(digits, tmp_path):
-    plan, clip = make_plan(), FlatClip(1.)
-
-    def run():
-        return trainer(digits, clip=clip, optimizer=DPAdam.from_plan(plan, clip, lr=.01))
-    whole = run().fit()
-    run().fit(7).save(tmp_path/"a")
-    assert same_weights(whole, run().load(tmp_path/"a").fit())
-
-
-@pytest.mark.parametrize("bad", [
-    dict(lr=-1), dict(betas=(1., .9)), dict(floor=0.), dict(noise_std=-1.),
-    dict(noise_std=[.1, math.inf])])
-def test_adam_refuses(bad):
-    with pytest.raises(ValueError, match="pass"):
-        DPAdam(digit_net().parameters(), **bad)
-
-
-def test_adam_refuses_the_wrong_number_of_stds():
-    model = digit_net()
-    optimizer = DPAdam(model.parameters(), noise_std=[.1]*3)
-    model(torch.zeros(1, 1, 8, 8)).sum().backward()
-    with pytest.raises(ValueError, match="3 noise_std for 2 tensors"):
-        optimizer.step()
-
-
-def test_adam_evaluates_a_closure():
-    p = nn.Parameter(torch.ones(3))
-    optimizer = DPAdam([p], lr=.1)
-
-    def closure():
-        optimizer.zero_grad()
-        value = p.square().sum()
-        value.backward()
-        return value
-    assert optimizer.step(closure).item() == 3 and (p < 1).all()
-
-
 # --- plateaus
-
-def test_plateau_is_reduce_on_plateau():
-    values = [.1, .2, .2, .15, .19, .3, .3, .29, .31, .3, .3, .3, .3, .3, .3]
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.)
-    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, "max", factor=.5, patience=2, threshold=0., threshold_mode="abs")
-    ours = Plateau(public(lambda run: values[run.t//2-1]), every=2)
-    run = SimpleNamespace(t=1, optimizer=SimpleNamespace(param_groups=[{"lr": 1.}]))
-    for run.t in range(1, 2*len(values)+1):
-        ours(run)
-        if run.t % 2 == 0:
-            theirs.step(values[run.t//2-1])
-            assert run.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-    assert len(ours.history) == len(values) and ours.history[-1][2] < 1
 
 
 def looking_plan(sigma, looks, eps=3.):
     return PrivacyPlan(n=1437, batch_size=64, steps=12, eps=eps, delta=1e-5,
                        accountant=RDPAccountant, releases=(sigma,)*looks)
-
-
-def test_the_noisy_metric_is_noised(digits):
-    x, y = digits.test_x[:50], digits.test_y[:50]
-    free = SimpleNamespace(n=1437, batch_size=64, steps=12, q=64/1437, sigma=1., eps=math.inf,
-                           delta=1e-5, accountant=RDPAccountant)
-    run = Trainer(digit_net(), digits, free).fit(3)
-    exact = (run.model(digits.normalize(x)).argmax(1) == y).double().mean().item()
-    noisy = NoisyAccuracy(x, y, 5., 500)
-    draws = []
-    for seed in range(400):
-        run._secret = new_seed(seed)
-        draws.append(noisy(run)*50 - exact*50)
-    draws = torch.tensor(draws)
-    assert abs(draws.mean()) < 5*5/20      # each fails by chance less than once in 1e6
-    assert .8 < draws.std()/5 < 1.2
 
 
 def test_equal_looks_are_one_and_no_more_than_planned_are_taken(digits):
@@ -625,18 +413,12 @@ def test_exact_metrics_on_private_rows_are_refused(digits):
     assert "validation" not in trainer(digits).statement()
 
 
-def test_two_metrics_do_not_share_their_noise(digits):
-    a, b = (Plateau(NoisyAccuracy(digits.test_x, digits.test_y, 30., 2), 1) for _ in range(2))
-    trainer(digits, callbacks=[a, b], plan=looking_plan(30., 4)).fit(2)
-    assert a.history[0][1] != b.history[0][1]
-
-
-def test_the_bill_is_the_composition():
+def test_the_cost_is_the_composition():
     plan = make_plan()
     metric = NoisyAccuracy(torch.zeros(5, 1, 8, 8), torch.zeros(5), 10., 20)
-    bill = partial(epsilon, delta=1e-5, accountant=RDPAccountant)
-    look = bill(q=1., sigma=10., steps=20)
-    training = bill(q=plan.q, sigma=plan.sigma, steps=12)
+    cost = partial(epsilon, delta=1e-5, accountant=RDPAccountant)
+    look = cost(q=1., sigma=10., steps=20)
+    training = cost(q=plan.q, sigma=plan.sigma, steps=12)
     both = RDPAccountant().step(plan.q, plan.sigma, 12).step(1., 10., 20).epsilon(1e-5)
     assert metric.epsilon(plan) == pytest.approx(both) and both > max(3*.99, look)
     assert metric.epsilon(plan, disjoint=True) == pytest.approx(max(look, training))
@@ -644,7 +426,7 @@ def test_the_bill_is_the_composition():
     assert loud.epsilon(plan, disjoint=True) > 10
 
 
-def test_plateau_resumes_bit_identically_with_its_bill(digits, tmp_path):
+def test_plateau_resumes_bit_identically_with_what_it_spent(digits, tmp_path):
     def run(looks=6, **kwargs):
         metric = NoisyAccuracy(digits.test_x, digits.test_y, 30., looks)
         plan = looking_plan(30., 6)
@@ -657,22 +439,9 @@ def test_plateau_resumes_bit_identically_with_its_bill(digits, tmp_path):
     assert a.history == b.history and len(a.history) == 6
     assert whole.epsilon() == again.epsilon() and again.computed == 12
     run().fit(6).save(tmp_path/"b")
-    other = run(looks=4, seed=9).load(tmp_path/"b")  # new randomness: 3 answers stay on the bill
+    other = run(looks=4, seed=9).load(tmp_path/"b")  # new randomness: 3 answers stay paid
     with pytest.raises(ValueError, match="4 looks were planned"):
         other.fit()
-
-
-ONE = torch.ones(1)
-
-
-@pytest.mark.parametrize("make", [
-    lambda: Plateau(public(max), 0), lambda: Plateau(public(max), 1, patience=-1),
-    lambda: Plateau(public(max), 1, factor=1.), lambda: NoisyAccuracy([], [], 1., 1),
-    lambda: NoisyAccuracy(ONE, ONE, 0., 1), lambda: NoisyAccuracy(ONE, ONE.repeat(2), 1., 1),
-    lambda: NoisyAccuracy(ONE, ONE, 1., 0)])
-def test_plateaus_refuse(make):
-    with pytest.raises(ValueError, match="pass"):
-        make()
 
 
 # --- the sweep
@@ -691,15 +460,3 @@ def test_the_records_of_the_sweep_are_what_they_say():
         assert row["eps"] <= 8 and row["q"] == row["batch_size"]/row["n"]
         spent = epsilon(q=row["q"], sigma=row["sigma"], steps=row["steps"], delta=row["delta"])
         assert spent == pytest.approx(row["eps"], rel=1e-6)
-
-
-def test_the_sweep_tested_what_was_best_on_held_out_images():
-    found = {}
-    for row in sweep("tricks"):
-        key = row.get("setting", "many"), row["rung"]
-        found.setdefault(key, {"tune": [], "final": []})[row["stage"]].append(row)
-    tested = {key: runs for key, runs in found.items() if runs["final"]}
-    assert len(tested) >= 10
-    for runs in tested.values():
-        best = max(runs["tune"], key=lambda row: row["accuracy"])["lr"]
-        assert best in {row["lr"] for row in runs["final"]}

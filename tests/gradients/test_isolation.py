@@ -1,0 +1,498 @@
+"One example at a time: what is common to all stays as it was, and what cannot be run is explained."
+import traceback
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import ENGINES, Net, batch, every, parameter, same
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from toys import doubles, loss
+
+from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum, vmap_grad_sum
+from dp_course.gradients.isolation import (
+    alone,
+    batched_tensors,
+    current_level,
+    examples_apart,
+    forgetting,
+    logical,
+    outside,
+    physical,
+)
+
+ALL = [loop_grad_sum, *ENGINES.values()]
+everywhere = pytest.mark.parametrize("engine", ALL, ids=lambda e: e.__name__)
+vmapped = pytest.mark.parametrize("engine", [fast_grad_sum, vmap_grad_sum],
+                                  ids=lambda e: e.__name__)
+
+
+def total(engine, model, x, y, loss=loss):
+    sums, _ = engine(model, loss, x, y, FlatClip(.5))
+    return torch.cat([g.flatten() for g in sums.values()])
+
+
+# --- nobody else's part moves: networks that mix a batch have nothing to mix
+
+
+def less_the_mean(net, x):
+    h = net.first(x)
+    return net.last(h - h.mean(0))
+
+
+def of_neighbours(net, x):
+    h = net.first(x)
+    return net.last(h + h.roll(1, 0) + x.sum())
+
+
+def attending_across(net, x):
+    h = net.first(x)
+    return net.last((h @ h.T).softmax(1) @ h)
+
+
+def sorted_by_first(net, x):
+    h = net.first(x)
+    return net.last(h[h[:, 0].argsort()])
+
+
+MIXING = [less_the_mean, of_neighbours, attending_across, sorted_by_first]
+
+
+@everywhere
+@pytest.mark.parametrize("mix", MIXING, ids=lambda f: f.__name__)
+def test_a_model_that_mixes_a_batch_has_one_row_to_mix(engine, mix):
+    model = Net(mix, first=nn.Linear(4, 4), last=nn.Linear(4, 3)).double()
+    x, y = batch((4,), 5)
+    whole = total(engine, model, x, y)
+    for i in range(5):
+        others = [j for j in range(5) if j != i]
+        gone = whole - total(engine, model, x[others], y[others])
+        torch.testing.assert_close(gone, total(engine, model, x[i:i + 1], y[i:i + 1]),
+                                   rtol=1e-10, atol=1e-12)
+        assert gone.norm() <= .5*(1 + 1e-6)
+
+
+@everywhere
+def test_a_loss_that_mixes_a_batch_has_one_row_to_mix(engine):
+    model, (x, y) = nn.Linear(4, 3).double(), batch((4,), 4)
+
+    def hardest(output, y):
+        losses = loss(output, y)
+        return losses*(losses == losses.max())
+
+    assert torch.equal(total(engine, model, x, y, hardest), total(engine, model, x, y))
+
+
+# --- attributes, buffers and parameters are what they were
+
+
+class Restless(nn.Module):
+    "Changes everything that it can reach."
+    def __init__(self):
+        super().__init__()
+        self.lin, self.frozen = nn.Linear(4, 3), nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+        self.last, self.parts = None, {"child": nn.Tanh()}
+
+    def forward(self, x):
+        self.calls += 1
+        self.mean = .9*self.mean + x[0]
+        self.last = x
+        self.another = self.frozen(x).tanh()
+        self.extra = nn.Tanh()
+        self.register_buffer("new", x[0].detach())
+        self.train(not self.training)
+        return self.lin(self.another + self.calls)
+
+
+def state(model):
+    places = [dict(vars(m)) for m in model.modules()]
+    places = [{k: dict(v) if isinstance(v, dict) else v for k, v in p.items()} for p in places]
+    return places, [t.clone() for t in (*model.parameters(), *model.buffers())]
+
+
+@everywhere
+def test_a_model_is_left_as_it_was(engine):
+    model, (x, y) = Restless().double(), batch((4,))
+    model.lin.weight.grad = torch.ones_like(model.lin.weight)
+    places, values = state(model)
+    engine(model, loss, x, y, FlatClip(1.))
+    after, now = state(model)
+    assert after == places and all(map(torch.equal, now, values))
+    assert torch.is_grad_enabled() and not batched_tensors()
+
+
+@everywhere
+def test_a_model_is_left_as_it_was_by_an_error(engine):
+    class Fails(Restless):
+        def forward(self, x):
+            super().forward(x)
+            raise KeyError("on purpose")
+
+    model, (x, y) = Fails().double(), batch((4,))
+    places, values = state(model)
+    with pytest.raises(KeyError, match="on purpose"):
+        engine(model, loss, x, y, FlatClip(1.))
+    with pytest.raises(RuntimeError, match="size mismatch|shapes cannot be multiplied|size"):
+        engine(model, loss, doubles(4, 7), y, FlatClip(1.))
+    after, now = state(model)
+    assert after == places and all(map(torch.equal, now, values))
+
+
+@everywhere
+def test_a_loss_that_is_a_module_is_left_as_it_was(engine):
+    class Counts(nn.CrossEntropyLoss):
+        seen = None
+
+        def forward(self, output, y):
+            self.seen = output
+            return super().forward(output, y)
+
+    of = Counts()
+    engine(nn.Linear(4, 3).double(), of, *batch((4,)), FlatClip(1.))
+    assert of.seen is None and "seen" not in vars(of)
+
+
+def test_forgetting_puts_back_what_was_deleted_or_replaced():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    weight, child = model[0].weight, model[1]
+    with forgetting(model):
+        del model[0].bias
+        model[0].weight = nn.Parameter(torch.ones(2, 2))
+        model[1] = nn.ReLU()
+        model.colour = "red"
+    assert model[0].weight is weight and model[1] is child and not hasattr(model, "colour")
+    assert model[0].bias is not None
+
+
+# --- a tensor of an example that is kept is refused
+
+
+HIDDEN = []
+CACHE = {}
+
+
+def keeps_in_a_global(net, x):
+    HIDDEN.append(net.lin(x))
+    return HIDDEN[-1]
+
+
+def keeps_by_name(net, x):
+    CACHE["last"] = x.sum()
+    return net.lin(x)
+
+
+def keeps_in_a_list_of_its_own(net, x):
+    net.rows.append(x)
+    return net.lin(x)
+
+
+def keeps_in_a_closure():
+    rows = []
+
+    def forward(net, x):
+        rows[:] = [net.lin(x).detach()]
+        return net.lin(x)
+
+    return forward
+
+
+KEEPING = {"a global list": lambda: keeps_in_a_global, "a global dict": lambda: keeps_by_name,
+           "a list of its own": lambda: keeps_in_a_list_of_its_own, "a closure": keeps_in_a_closure}
+
+
+@everywhere
+@pytest.mark.parametrize("where", KEEPING)
+def test_a_tensor_that_is_kept_is_refused(engine, where):
+    model = Net(KEEPING[where](), lin=nn.Linear(4, 3)).double()
+    model.rows = []
+    with pytest.raises(ValueError, match=r"computed from an example was kept.*forward return it"):
+        engine(model, loss, *batch((4,)), FlatClip(1.))
+    HIDDEN.clear()
+    CACHE.clear()
+
+
+@everywhere
+def test_the_message_names_the_place(engine):
+    model = Net(keeps_by_name, lin=nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="kept as last"):
+        engine(model, loss, *batch((4,)), FlatClip(1.))
+    CACHE.clear()
+
+
+@everywhere
+def test_a_cache_that_is_emptied_in_time_is_nobody_s_business(engine):
+    def forward(net, x):
+        net.rows.append(x)
+        return net.lin(net.rows.pop())
+
+    model = Net(forward, lin=nn.Linear(4, 3)).double()
+    model.rows = []
+    same(engine, model, *batch((4,)))
+
+
+def test_the_garbage_collector_sees_what_is_kept():
+    kept = []
+    assert not batched_tensors()
+    torch.func.vmap(lambda x: kept.append(x) or x)(torch.ones(2))
+    assert id(kept[0]) in batched_tensors()
+    kept.clear()
+    assert not batched_tensors()
+
+
+# --- hooks
+
+
+def hooks_its_output(net, x):
+    h = net.lin(x)
+    h.register_hook(lambda g: 2*g)
+    return h
+
+
+@everywhere
+@pytest.mark.parametrize("how", [
+    hooks_its_output,
+    lambda net, x: (lambda h: (h.grad_fn, h)[1])(net.lin(x)),
+    lambda net, x: (lambda h: (torch.autograd.graph.register_multi_grad_hook([h], print), h)[1])(
+        net.lin(x))], ids=["register_hook", "grad_fn", "multi_grad_hook"])
+def test_a_hook_is_refused(engine, how):
+    with pytest.raises(ValueError, match="hook inside the model.*returned by forward"):
+        engine(Net(how, lin=nn.Linear(4, 3)).double(), loss, *batch((4,)), FlatClip(1.))
+
+
+def test_a_hook_is_refused_in_any_function_of_rows():
+    def hooked(v):
+        v.register_hook(print)
+        return v
+
+    with pytest.raises(ValueError, match="hook inside the model"):
+        examples_apart(hooked, doubles(3, 2))
+
+
+@every
+def test_hooks_from_outside_see_no_gradient(engine):
+    "Of parameters and modules: they are not called."
+    model, (x, y), seen = nn.Sequential(nn.Linear(4, 3)).double(), batch((4,)), []
+    model[0].weight.register_hook(seen.append)
+    model[0].register_full_backward_hook(lambda *given: seen.append(given))
+    engine(model, loss, x, y, FlatClip(1.))
+    assert not seen
+
+
+@everywhere
+def test_forward_hooks_are_part_of_the_model(engine):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    model[0].register_forward_hook(lambda m, args, output: 2*output)
+    model[2].register_forward_pre_hook(lambda m, args: (args[0] + 1,))
+    same(engine, model, *batch((4,)))
+
+
+# --- what vmap cannot run: which line, and the way out
+
+
+class WithoutContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2*x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2*g
+
+
+class WithoutRule(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return 2*x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2*g
+
+
+class WithRule(WithoutRule):
+    generate_vmap_rule = True
+
+
+def branches(net, x):
+    h = net.lin(x)
+    if h.sum() > 0:  # this line
+        return h
+    return -h
+
+
+def reads_a_number(net, x):
+    h = net.lin(x)
+    return h*h.max().item()  # this line
+
+
+def saves_memory(net, x):
+    return net.lin(checkpoint(net.first, x, use_reentrant=False))  # this line
+
+
+def writes_into_what_is_shared(net, x):
+    h = torch.zeros(1, 4, dtype=x.dtype)
+    h[:, :2] = x[:, :2]  # this line
+    return net.lin(h)
+
+
+def writes_into_a_weight(net, x):
+    with torch.no_grad():
+        net.lin.weight[0] = x[0]  # this line
+    return net.lin(x)
+
+
+def writes_into_a_frozen_weight(net, x):
+    net.frozen.copy_(x[0])  # this line
+    return net.lin(x)
+
+
+def differentiates(net, x):
+    x = x.detach().requires_grad_()  # this line
+    slope, = torch.autograd.grad(net.first(x).sin().sum(), x, create_graph=True)
+    return net.lin(slope)
+
+
+def remembers(net, x):
+    return net.lin(net.lstm(x[:, None])[0][:, 0])  # this line
+
+
+def looks_at_numpy(net, x):
+    return net.lin(x*float(x.detach().numpy().max()))  # this line
+
+
+def picks_by_a_mask(net, x):
+    return net.lin(x*len(x[x > 0]))  # this line
+
+
+STOPS = [
+    (branches, "torch.where for an if"), (reads_a_number, "torch.where for an if"),
+    (saves_memory, "micro_batch= instead of activation checkpoints"),
+    (writes_into_what_is_shared, "compute a new tensor instead of writing"),
+    (writes_into_a_weight, "compute a new tensor instead of writing"),
+    (writes_into_a_frozen_weight, "compute a new tensor instead of writing"),
+    (differentiates, "torch.func.grad where it calls torch.autograd.grad"),
+    (remembers, "opacus.layers.DPLSTM"), (looks_at_numpy, "not of NumPy"),
+    (picks_by_a_mask, "build it from other functions"),
+    (lambda net, x: WithoutContext.apply(net.lin(x)), "generate_vmap_rule = True"),  # this line
+    (lambda net, x: WithoutRule.apply(net.lin(x)), "generate_vmap_rule = True")]  # this line
+
+
+def stopped(how):
+    return Net(how, lin=nn.Linear(4, 3), first=nn.Linear(4, 4), frozen=parameter(4),
+               lstm=nn.LSTM(4, 4)).double()
+
+
+@pytest.mark.filterwarnings("ignore")
+@vmapped
+@pytest.mark.parametrize("how, way", STOPS, ids=lambda v: getattr(v, "__name__", ""))
+def test_one_message_says_which_line_and_what_to_do(engine, how, way):
+    model = stopped(how)
+    model.frozen.requires_grad_(False)
+    with pytest.raises(ValueError) as caught:
+        engine(model, loss, *batch((4,)), FlatClip(1.))
+    text = str(caught.value)
+    assert "the model for one example, stops at test_isolation.py, line" in text
+    assert "# this line" in text and way in text and "or pass engine=loop_grad_sum" in text
+    assert len(text) < 600
+    shown = "".join(traceback.format_exception(caught.value))
+    assert len(shown.splitlines()) < 60 and "During handling" not in shown
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", [how for how, _ in STOPS if "weight" not in how.__name__],
+                         ids=lambda v: v.__name__)
+def test_the_loop_runs_it(how):
+    same(loop_grad_sum, stopped(how), *batch((4,)))
+
+
+@everywhere
+def test_a_function_that_has_a_rule_for_vmap(engine):
+    same(engine, Net(lambda net, x: WithRule.apply(net.lin(x)), lin=nn.Linear(4, 3)).double(),
+         *batch((4,)))
+
+
+@vmapped
+def test_the_loss_is_looked_through_as_well(engine):
+    def hard(output, y):
+        return F.cross_entropy(output, y) if output.sum() > 0 else output.sum()
+
+    with pytest.raises(ValueError, match="test_isolation.py, line .*torch.where"):
+        engine(nn.Linear(4, 3).double(), hard, *batch((4,)), FlatClip(1.))
+
+
+@vmapped
+def test_other_errors_come_as_they_are(engine):
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        def broken(output, y):
+            raise RuntimeError("broken on purpose")
+
+        engine(nn.Linear(4, 3).double(), broken, *batch((4,)), FlatClip(1.))
+
+
+# --- the parts
+
+
+def test_rows_behind_a_tensor_and_back():
+    x, seen = doubles(3, 2), []
+
+    def one(v):
+        level = current_level()
+        with outside():
+            values = physical(v, level, 3)
+            seen.append(values.clone())
+        return logical(values.flip(0), level)
+
+    torch.testing.assert_close(torch.func.vmap(one)(x), x.flip(0))
+    assert torch.equal(seen[0], x)
+
+
+def test_examples_apart_calls_any_function_of_trees():
+    given = {"a": doubles(3, 2), "b": doubles(3)}
+    found = examples_apart(lambda tree: (tree["a"] - tree["a"].mean()).norm() + tree["b"], given)
+    want = torch.stack([(a - a.mean()).norm() + b for a, b in zip(*given.values())])
+    torch.testing.assert_close(found, want)
+    with pytest.raises(ValueError, match="calls augment for one example"):
+        examples_apart(lambda v: v if v.sum() > 0 else -v, given["a"], who="augment")
+
+
+def test_alone_copies_what_was_there_before():
+    table, x = torch.zeros(3), torch.randn(3)
+
+    def adds(copied, v):
+        table.add_(v)
+        return copied(table).clone()
+
+    torch.testing.assert_close(alone(adds, [], x), x)
+    torch.testing.assert_close(alone(adds, [], x), x)
+    assert torch.equal(table, torch.zeros(3))
+
+
+def test_draws_of_an_example_alone_move_the_generator_once():
+    "However many numbers an example takes, the next one's draws are the same."
+    model = Net(lambda net, x: net.lin(x + torch.rand(1, 4, dtype=x.dtype)), lin=nn.Linear(4, 3))
+    model, (x, y), after = model.double(), batch((4,)), []
+    for times in (1, 5):
+        def noisy(output, y, times=times):
+            return loss(output, y) + 0*torch.rand(times).sum()
+
+        torch.manual_seed(0)
+        loop_grad_sum(model, noisy, x, y, FlatClip(1.))
+        after.append(torch.rand(1))
+    assert torch.equal(*after)
+
+
+@pytest.mark.parametrize("engine", [fast_grad_sum, partial(loop_grad_sum)], ids=["fast", "loop"])
+def test_a_seed_repeats_the_draws_of_a_model(engine):
+    model, (x, y) = nn.Sequential(nn.Linear(4, 40), nn.Dropout(.5), nn.Linear(40, 3)), batch((4,))
+    model, found = model.double(), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append(total(engine, model, x, y))
+    assert torch.equal(*found)

@@ -1,0 +1,53 @@
+"Wrong answers to the exercises of 18_architecture: check -> words of the diagnosis -> code."
+CHOICE = '''def fair_choice(rows, act):
+    tried = {}
+    for row in rows:
+        if row["stage"] == "tune" and row["act"] == act:
+            tried.setdefault((row["lr"], row["max_norm"]), []).append(row["accuracy"])
+    return max(tried, key=lambda p: (sum(tried[p])/len(tried[p]), -p[0]))
+'''
+BILL = '''def whole_bill(q, steps, sigma, first_steps, first_sigma):
+    account = PLDAccountant()
+    account.step(q, sigma, steps)
+    if first_steps:
+        account.step(q, first_sigma, first_steps)
+    return account.epsilon(1e-5)
+'''
+GAP = '''def gap_interval(a, b):
+    gap = (a.mean() - b.mean()).item()
+    error = (a.var()/len(a) + b.var()/len(b)).item()**.5
+    return gap - 2*error, gap + 2*error
+'''
+WRONG = {
+    "check_tempered": {
+        "not multiplied along": "lambda x, s, T, o: s*(torch.sigmoid(T*x) - o)",
+        "not what comes out": "lambda x, s, T, o: s*T*torch.sigmoid(x) - o",
+        "makes it steeper": "lambda x, s, T, o: s*torch.sigmoid(x/T) - o",
+        "it moves the curve down": "lambda x, s, T, o: s*torch.sigmoid(T*x) + o",
+        "that is tanh": "lambda x, s, T, o: torch.tanh(x)"},
+    "check_fair_choice": {
+        "on the test set": CHOICE.replace('"tune"', '"final"'),
+        "what suits the others": CHOICE.replace(' and row["act"] == act', ""),
+        "one lucky seed": CHOICE.replace("sum(tried[p])/len(tried[p])", "max(tried[p])"),
+        "threshold first": CHOICE.replace("-p[0]))", "-p[0]))[::-1]")},
+    "check_whole_bill": {
+        "paid for, too": BILL.replace("    if first_steps:\n    "
+                                      "    account.step(q, first_sigma, first_steps)\n", ""),
+        "the dearer of two runs": '''def whole_bill(q, steps, sigma, first_steps, first_sigma):
+    runs = [(sigma, steps)] + [(first_sigma, first_steps)]*(first_steps > 0)
+    return max(epsilon(q=q, sigma=s, steps=n, delta=1e-5) for s, n in runs)
+''',
+        "that is RDP": BILL.replace(
+            "    account = PLD", "    from dp_course.privacy import RDPAccountant\n"
+            "    account = RDP"),
+        "the two are exchanged": BILL.replace("q, sigma, steps", "q, first_sigma, steps", 1)
+        .replace("q, first_sigma, first_steps", "q, sigma, first_steps"),
+        "that is another delta": BILL.replace("1e-5", "5e-6"),
+        "each run has its own": BILL.replace("q, first_sigma", "q, sigma")},
+    "check_gap_interval": {
+        "1/sqrt(n)": GAP.replace("/len(a)", "").replace("/len(b)", ""),
+        "n - 1": GAP.replace(".var()", ".var(correction=0)"),
+        "take two": GAP.replace("2*error", "error"),
+        "wrong way round": GAP.replace("a.mean() - b.mean()", "b.mean() - a.mean()")},
+}
+SLOW = set()
