@@ -265,10 +265,10 @@ def _edges(
 ):         # (points,) outputs in units of sigma, -inf where none has so small a loss; (points,)
     "Find the outputs with given losses, and N(1, sigma^2) : N(0, sigma^2) there."
     with np.errstate(all="ignore"):  # beyond the smallest loss, or where `expm1` overflows
-        ratio = np.expm1(loss)/q + 1
-        log_ratio = np.log(np.maximum(ratio, 0))
+        more = np.expm1(loss)/q
+        log_ratio = np.log1p(np.maximum(more, -1))
     s = loss if q == 1 else np.where(loss < _LARGE, log_ratio, loss - math.log(q))
-    return s*sigma + .5/sigma, ratio
+    return s*sigma + .5/sigma, more + 1
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #7ef1da10
 def _split(
@@ -292,17 +292,17 @@ def _split(
 def _thinned(
     last:int,   # the largest number
     reach:int,
-):              # (numbers,) increasing
+):              # (numbers,) increasing; floats, for an integer of 64 bits may be too short
     "Number the points beyond `reach`, each further out by about a `reach`-th of itself."
     if last <= reach:
-        return np.zeros(0, int)
+        return np.zeros(0)
     count = math.ceil(reach*math.log(last/reach)) + 1
-    return np.unique(np.rint(np.geomspace(reach, last, count)).astype(int))[1:]
+    return np.unique(np.rint(np.geomspace(reach, last, count)))[1:]
 
 
 def _numbers(first, last, reach):
     "Number the points of a grid: all of them near 0, fewer and fewer further out."
-    near = np.arange(max(first, -reach), min(last, reach) + 1)
+    near = np.arange(max(first, -reach), min(last, reach) + 1.)
     return np.concatenate([-_thinned(-first, reach)[::-1], near, _thinned(last, reach)])
 
 
@@ -326,12 +326,13 @@ def loss_masses(
     inside = special.ndtr(1/sigma - edges[-1])
     if cut == math.inf:
         return LossGrid(points, masses, (1 - q)*above + q*inside, below + above)
-    level = min(np.nan_to_num(above*ratio[-1], posinf=0), inside)
+    with np.errstate(all="ignore"):  # as in `_split`
+        level = min(np.nan_to_num(above*ratio[-1], posinf=0), inside)
     masses[-1] += (1 - q)*above + q*level  # the loss of the rest is infinite
     return LossGrid(points, masses, q*(inside - level), 0.)
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #2d8ba32b
-TILTS = np.geomspace(1e-5, 1e8, 220)  # candidates: Renyi orders less 1
+TILTS = np.geomspace(1e-5, 1e16, 355)  # candidates: Renyi orders less 1
 
 
 class _Nodes(NamedTuple):
@@ -434,6 +435,7 @@ class HockeyStick(NamedTuple):
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #325c2836
 _FEW, _MANY, _VERY_MANY = 17, 19, 21  # powers of two: points that cost nothing; at most; if need be
+_UNDERFLOW = 1e-300  # smaller sums may have lost some of their terms
 _REACH = 2**10  # in a fine look, cells further out are as wide as a thousandth of their loss
 
 
@@ -475,6 +477,14 @@ def _log_delta(tilts, log_moments, eps):
     return log_moments - tilts*eps - np.log1p(tilts) - tilts*np.log1p(1/tilts)
 
 
+def _as_bound(
+    delta,  # (points,) at increasing eps
+):          # (points,) decreasing, above 0 and at most 1
+    "Keep what the numbers say for sure: a NaN says nothing, and a larger eps costs no more."
+    delta = np.clip(np.nan_to_num(delta, nan=1.), _UNDERFLOW, 1)
+    return np.minimum.accumulate(delta)
+
+
 class ComposedLoss:
     "The privacy loss of a whole history in one direction."
     def __init__(
@@ -487,7 +497,7 @@ class ComposedLoss:
         self.history, self.sign, self.delta, self.cut = history, sign, delta, cut
         self.fine = cut < math.inf
         self.steps = sum(n for _, _, n in history)
-        self.z = math.sqrt(2*math.log(1e6*self.steps/delta))  # of a step's outputs
+        self.z = math.sqrt(2*(math.log(1e6*self.steps) - math.log(delta)))  # of a step's outputs
         outputs = [self._ends(q, sigma) for q, sigma, _ in history]
         self.is_cut = any(end < 1 + self.z*part[1] for (_, end), part in zip(outputs, history))
         self.nodes = [_nodes(*part, sign, ends) for part, ends in zip(history, outputs)]
@@ -547,18 +557,19 @@ class ComposedLoss:
         "Compute delta in a neighbourhood of `eps`."
         tilt = self._tilt(eps)
         low, top = self.window(tilt, eps)
-        h = _spacing(self, tilt, top - low, tol, slope)
+        room = (top - low)/64  # for cells that move the loss up
+        h = _spacing(self, tilt, top - low, min(tol, room/2), slope)
         if self.last == (tilt, low, top, h):
             return self.last_curve
-        loss, p, lost = self.convolve(tilt, low, top, h)
-        exceedance = np.append(np.cumsum(p[:0:-1])[::-1], 0)  # P(loss > this point)
-        delta = -math.expm1(-h)*_discounted_sums(exceedance, h)
+        with np.errstate(all="ignore"):  # what goes wrong is a NaN in the end
+            loss, p, lost = self.convolve(tilt, low, top, h)
+            exceedance = np.append(np.cumsum(p[:0:-1])[::-1], 0)  # P(loss > this point)
+            delta = -math.expm1(-h)*_discounted_sums(exceedance, h)
+            noise = self.noise(tilt, h, loss, p)
+            paid = -2e-5*np.append(np.diff(delta), 0)/h*(loss + np.clip(loss, 0, 1e-3))
+            noise[noise < paid] = 0  # see `_little`
+            delta = _as_bound(delta + lost + noise)
         self.last = tilt, low, top, h
-        noise = self.noise(tilt, h, loss, p)
-        paid = -2e-5*np.append(np.diff(delta), 0)/h*(loss + np.clip(loss, 0, 1e-3))  # see `_little`
-        noise[noise < paid] = 0
-        delta = np.minimum(delta + lost + noise, 1)
-        delta = np.nan_to_num(delta, nan=1.)  # what went wrong bounds nothing
         self.last_curve = HockeyStick(loss, delta, h, noise)
         return self.last_curve
 
@@ -577,6 +588,12 @@ class ComposedLoss:
         each = 1e-15*(1 + moved)*np.linalg.norm(tilted)
         return each*np.exp(np.minimum(log_total - tilt*loss, 0))/(h*tilt*(1 + tilt))
 
+    def _further(self, tilt):
+        "Give candidates for Chernoff's bound on what the tilted loss exceeds."
+        variance = sum(n*(p@(loss - p@loss)**2) for n, loss, p in self.tilted(tilt))
+        s = np.geomspace(1e-2, 1e3, 50)/math.sqrt(variance + 1e-300)
+        return np.append(s, np.geomspace(1e-2, 1e2, 25)*(tilt + 1))  # a rare jump makes the tail
+
     def window(
         self,
         tilt:float,
@@ -585,9 +602,7 @@ class ComposedLoss:
         "Find an interval that the tilted loss leaves with probability 1e-10 a side (Chernoff)."
         # 1e-6 in a fine look: what leaves it on one side comes in on the other, and tilted back it
         # only adds to delta; or it is paid for in `convolve`
-        variance = sum(n*(p@(loss - p@loss)**2) for n, loss, p in self.tilted(tilt))
-        s = np.geomspace(1e-2, 1e3, 50)/math.sqrt(variance + 1e-300)
-        s = np.append(s, np.geomspace(1e-2, 1e2, 25)*(tilt + 1))  # where a rare jump makes the tail
+        s = self._further(tilt)
         here = self.log_moment(tilt)
         margin = 14 if self.fine else 23
         below, above = (min((self.log_moment(tilt + d*s) - here + margin)/s) for d in (-1, 1))
@@ -607,25 +622,31 @@ class ComposedLoss:
 
         size = fft.next_fast_len(int((top - low)/h) + 16, real=True)
         log_spectrum, shift = 0., 0
-        log_total, lost = 0., 0.
+        s = self._further(tilt)
+        s = s[(self.log_moment(tilt + s) - s*top).argmin()]
+        log_total, log_further, lost, highest = 0., 0., 0., 0.
         for q, sigma, n in self.history:
             grid = loss_masses(q, sigma, h, self.z, self.cut, _REACH if self.fine else 2**40)
             points, loss, log_p, step_lost = _turned(grid, h, self.sign)
             log_p = log_p + tilt*loss
             total = log_sum_exp(log_p)
-            on_circle = np.bincount((points - points[0]) % size, np.exp(log_p - total), size)
+            place = ((points - points[0]) % size).astype(int)
+            on_circle = np.bincount(place, np.exp(log_p - total), size)
             peak, at_peak = _log_spectrum(on_circle)
             log_spectrum = log_spectrum + n*at_peak
             shift += n*(int(points[0]) + peak)
             log_total += n*total
+            log_further += n*log_sum_exp(log_p + s*loss)
+            highest += n*loss[-1]
             lost += n*step_lost
         start = math.floor(low/h) - 4
         p = np.roll(fft.irfft(np.exp(log_spectrum), size), (shift - start) % size)
         loss = (start + np.arange(size))*h
         with np.errstate(divide="ignore"):
             log_p = np.log(np.maximum(p, 0)) + log_total - tilt*loss
-        if top < self.ends[1]:  # Chernoff's probability beyond the top, tilted back
-            lost += (1e-5 if self.fine else 1e-9)*math.exp(min(log_total - tilt*top, 0))
+        if loss[-1] < highest:  # Chernoff's probability beyond the top, tilted back
+            beyond = min(log_further - log_total - s*top, 0)
+            lost += math.exp(min(log_total - tilt*top + beyond, 0))
         return loss, np.exp(np.minimum(log_p, 0)), lost
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #628b8f47
@@ -675,8 +696,7 @@ def _look(
             if i is None:
                 eps = curve.eps[0]
             elif i + 1 == len(curve.eps):  # rounding drowns the tail: the largest loss is safe
-                eps = total.ends[1]
-                break
+                return float(total.ends[1]), True
             else:
                 eps, slope = curve.epsilon_in(i, delta), curve.slope(i)
             if before < 1.5*eps and _fine_enough(slope, assumed, h, last_h):
@@ -755,14 +775,26 @@ def _search_delta(history, sign, eps, least):  # as `_search_epsilon`; delta, at
     return max(min(delta, 1.), least, _TINIEST) if delta == delta else 1.
 
 # %% ../../nbs/workshop/privacy/pld.ipynb #57937ce9
-_SILENT = 1e-6  # a noise multiplier below it counts as no noise
+_SILENT = 1e-6   # a noise multiplier below it counts as no noise
+_LOUDEST = 1e6   # a larger multiplier counts as this one on a grid
+_RAREST = 1e-15  # and a smaller rate as this one
+
+
+def _in_range(history):
+    "Move rates and multipliers to where a grid has all its digits, towards a larger loss."
+    return [(max(q, _RAREST), min(sigma, _LOUDEST), n) for q, sigma, n in history]
+
+
+def _one_release(history):
+    "Give the multiplier of one release that costs what the steps cost without sampling."
+    return (1 - 1e-14)*sum(n/sigma/sigma for _, sigma, n in history)**-.5
 
 
 def _joined(history):
     "Join the steps that see everybody: many such Gaussian releases are one with less noise."
-    full = sum(n/sigma/sigma for q, sigma, n in history if q == 1)
+    full = [part for part in history if part[0] == 1]
     parts = [part for part in history if part[0] < 1]
-    return [*parts, (1., (1 - 1e-14)*full**-.5, 1)] if full else parts
+    return [*parts, (1., _one_release(full), 1)] if full else parts
 
 
 def _renyi_epsilon(history, delta, a):
@@ -779,8 +811,15 @@ def _renyi_delta(history, eps):
     return float(np.exp(min(0., log_delta.min())))
 
 
+def _capped_delta(delta, history, eps):
+    "The smallest of three upper bounds."
+    full = gaussian_delta(eps, _one_release(history))  # sampling only helps
+    return float(max(min(delta, _renyi_delta(history, eps), full), _TINIEST))
+
+
 def _capped(eps, history, delta):
-    "The smaller one of two upper bounds; orders between the whole ones take longer."
+    "The smallest of three upper bounds; orders between the whole ones take longer."
+    eps = min(eps, gaussian_epsilon(delta, _one_release(history)))  # sampling only helps
     whole = ORDERS[ORDERS == np.round(ORDERS)]
     by_moments = _renyi_epsilon(history, delta, whole)
     if eps > .95*by_moments:
@@ -837,7 +876,8 @@ class PLDAccountant(Accountant):
             return gaussian_epsilon(delta, history[0][1])
         if _is_one_step(history):
             return _epsilon_of_one_step(*history[0][:2], delta)
-        eps = _search_epsilon(history, -1, delta, _search_epsilon(history, 1, delta, 0.))
+        grid = _in_range(history)
+        eps = _search_epsilon(grid, -1, delta, _search_epsilon(grid, 1, delta, 0.))
         return _capped(eps, history, delta)
 
     def delta(
@@ -858,5 +898,6 @@ class PLDAccountant(Accountant):
             return max(gaussian_delta(eps, history[0][1]), _TINIEST)
         if _is_one_step(history):
             return _delta_of_one_step(*history[0][:2], eps)
-        removed = _search_delta(history, 1, eps, 0.)
-        return float(_search_delta(history, -1, eps, removed))
+        grid = _in_range(history)
+        delta = _search_delta(grid, -1, eps, _search_delta(grid, 1, eps, 0.))
+        return _capped_delta(delta, history, eps)
