@@ -254,7 +254,7 @@ class Replay:
         self.look = next(trainer.data.test_rows(500)) if named and not wide else None
         if wide:
             trainer.model.double()
-            trainer._note_weights()
+            trainer._weights.note()
         self.own, trainer._step_entry = trainer._step_entry, self.step_entry
         trainer.fit()
         self.weights = _ended(trainer)

@@ -2,6 +2,7 @@
 import copy
 import json
 import math
+import re
 import tempfile
 from collections import deque
 from functools import lru_cache, partial
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from toys import Plan, loss
 from toys import generator as gen
@@ -661,6 +663,49 @@ MEMORIES = {
 }
 
 
+# --- what looks beneath vmap
+
+
+class Centring(TorchDispatchMode):
+    "Is told of every operation with the rows of all examples."
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return centre(result) if func is torch.ops.aten.tanh.default else result
+
+
+def in_a_mode(x):
+    with Centring():
+        return torch.tanh(x)
+
+
+class Keeping(torch.Tensor):
+    "A subclass whose own functions no mode is told of."
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(result, Keeping):
+            HELD.append(result.as_subclass(torch.Tensor))
+        return result
+
+
+def by_a_subclass(net, h):
+    old = HELD[0].sum() if HELD else None
+    (h.as_subclass(Keeping)*1.)
+    return old
+
+
+def read_aloud(x):
+    shown = re.findall(r"-?\d+\.\d+", str(x.detach()))
+    return x + sum(map(float, shown))
+
+
+BENEATH = {
+    "dispatch mode": dict(model=inside(in_a_mode)),
+    "subclass": dict(model=keeps(by_a_subclass)),
+    "text": dict(model=inside(read_aloud)),
+}
+
+
 # --- what waits
 
 
@@ -924,6 +969,7 @@ LEAKS = {
     **{f"inside: {name}": dict(model=inside(f)) for name, f in list(ROWS.items())[1::3]},
     **{f"model: {name}": options for name, options in NETWORKS.items()},
     **{f"kept: {name}": dict(model=make) for name, make in MEMORIES.items()},
+    **{f"beneath: {name}": options for name, options in BENEATH.items()},
     **{f"waits: {name}": options for name, options in WAITING.items()},
     **{f"loss: {name}": dict(loss_fn=f) for name, f in LOSSES.items()},
     **{f"loss of numbers: {name}": dict(model=lambda: nn.Linear(5, 1), data=numbers, loss_fn=f)
@@ -969,6 +1015,15 @@ def into_a_file(net, h):
     return old
 
 
+@torch.library.custom_op("leaks::centred", mutates_args=())
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return centre(x)
+
+
+centred.register_autograd(lambda ctx, g: g)
+centred.register_vmap(lambda info, dims, x: (centre(x), dims[0]))
+
+
 def unwrapped(x):
     return x - torch._C._functorch.get_unwrapped(x).mean()
 
@@ -976,6 +1031,9 @@ def unwrapped(x):
 ONLY_FAST, ONLY_LOOP = [fast_grad_sum], [loop_grad_sum]
 NAMED = {  # name -> options, engines in which it moves the others
     "vmap of one's own": (dict(model=inside(Escapes.apply)), ONLY_FAST),
+    "an operator's own vmap": (dict(model=inside(centred)), ONLY_FAST),
+    "torch.func.debug_unwrap": (
+        dict(model=of_rows(lambda x: x - torch.func.debug_unwrap(x).mean())), ONLY_FAST),
     "private functions of torch": (dict(model=of_rows(unwrapped)), ONLY_FAST),
     "numbers in a list": (dict(model=keeps(
         lambda net, h: net.kept.append(h.sum().item()) or sum(net.kept[-2:-1]))), ONLY_LOOP),

@@ -9,6 +9,7 @@ __all__ = ['forgetting', 'is_batched', 'tensors_of', 'replaced', 'Isolation', 'b
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #9cf6f793
 import gc
+import math
 import traceback
 import warnings
 import weakref
@@ -55,6 +56,7 @@ def forgetting(
 # %% ../../nbs/workshop/gradients/isolation.ipynb #7dbf04a5
 # functions of `torch.func` that look under its hood
 _functorch = torch._C._functorch
+_dispatch_modes = torch._C._len_torch_dispatch_stack  # how many are at work
 
 
 def is_batched(t):
@@ -89,6 +91,7 @@ def replaced(f, tree):
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__,
           torch.Tensor.register_post_accumulate_grad_hook}
 _T = torch.Tensor
+_TEXTS = {_T.__repr__, _T.__format__}  # would show the numbers of all examples
 _ABOUT = {  # what a tensor says of itself without its numbers
     _T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__,
     _T.requires_grad.__get__, _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__,
@@ -98,12 +101,12 @@ _ABOUT = {  # what a tensor says of itself without its numbers
 # %% ../../nbs/workshop/gradients/isolation.ipynb #0e6ab66c
 class Isolation(TorchFunctionMode):
     "See every torch function that is called for one example, and keep it from what lasts."
-    # ValueError: a hook, which would see the gradients of all examples at once
+    # ValueError: a hook or a dispatch mode, which would see all examples at once
     def __init__(
         self,
         copied,        # tensor -> what this call gets in its place, or the tensor itself
         by_rule=None,  # (func, args, kwargs) -> result, or NotImplemented
-        noted=None,    # (args, result), told of every call
+        noted=None,    # (subclasses of tensors that took part, result), told of every call
         composed=(),   # dict: function of torch -> the same, made of others
         of_example=is_batched,  # does a tensor belong to the example?
         lasting=None,  # ids of the tensors that are copied; None: of any from outside
@@ -111,15 +114,21 @@ class Isolation(TorchFunctionMode):
         super().__init__()
         self.of_example, self.lasting = of_example, lasting
         self.copied, self.by_rule, self.noted, self.composed = copied, by_rule, noted, composed
+        self.modes = _dispatch_modes() if of_example is is_batched else math.inf
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _ABOUT:
             return func(*args, **kwargs)
+        if _dispatch_modes() > self.modes:
+            raise ValueError("a TorchDispatchMode inside the model would be handed the rows of all "
+                             "examples at once: take it out")
         if func in _HOOKS and self._is_of_example(args[0]):
             raise ValueError("a hook inside the model (register_hook, grad_fn) would be handed the "
                              "gradients of all examples at once: take it out; what it was to read "
                              "can be returned by forward")
+        if func in _TEXTS and is_batched(args[0]):
+            return f"<a tensor {tuple(args[0].shape)} of one example>"
         result = NotImplemented
         if self.by_rule is not None:
             result = self.by_rule(func, args, kwargs)
@@ -131,7 +140,7 @@ class Isolation(TorchFunctionMode):
                 args, kwargs = self._with_copies(tuple(args), kwargs)
             result = func(*args, **kwargs)
         if self.noted is not None:
-            self.noted((args, kwargs), result)
+            self.noted(types, result)
         return result
 
     def _is_of_example(self, t):
@@ -191,7 +200,7 @@ def batched_tensors(
 ):                    # ids
     "Which tensors of an example the garbage collector knows, wherever they are."
     objects = gc.get_objects(generation)
-    return {id(t) for t in objects if type(t) is torch.Tensor and is_batched(t)}
+    return {id(t) for t in objects if issubclass(type(t), torch.Tensor) and is_batched(t)}
 
 
 @contextmanager
@@ -217,9 +226,10 @@ def refusing_batched():
 class Kept:
     "Notes what is computed inside `vmap`, and refuses what is still there afterwards."
     def __init__(self):
-        self.born = []
+        self.born, self.unseen = [], False
 
-    def __call__(self, args, result):
+    def __call__(self, types, result):
+        self.unseen |= bool(types)  # what a subclass of tensors does itself, no mode is told
         for t in tensors_of(result):
             self.born.append(weakref.ref(t))
 
@@ -234,6 +244,10 @@ class Kept:
             gc.collect()  # of a ring of objects that nobody holds
         for t in self._alive():
             raise _kept_error(t)
+        if self.unseen and batched_tensors():
+            gc.collect()
+            if batched_tensors():
+                raise _kept_error(None)
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #c4edff73
 _HERE = Path(dp_course.__file__).resolve().parent
@@ -517,5 +531,5 @@ def _called(f, numbers, trees):
     trees = [tree_map(torch.clone, tree) for tree in trees]
     for t in leaves(trees):
         numbers.note_input(t)
-    with Isolation(numbers.copied, of_example=numbers.made.__contains__), numbers:
+    with numbers, Isolation(numbers.copied, of_example=numbers.made.__contains__):
         return f(numbers.copied, *trees)

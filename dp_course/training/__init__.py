@@ -7,7 +7,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         EMA HeadFirst NoisyAccuracy Plateau SCHEDULES Schedule TailAverage constant cosine
         linear public step_decay""",
     "checkpoints": """
-        Journal append load_checked lock named save_atomic write_all""",
+        Journal append load_checked load_release lock named save_atomic save_release
+        writable_file write_all write_weights""",
     "checks": """
         KNOWN_ENGINES check_clip check_model check_parts check_plan check_run in_units
         is_frozen_norm name_of refuse_units""",
@@ -16,13 +17,13 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "fixes": """
         FrozenNorm fix""",
     "ledger": """
-        Entry Ledger STEPS""",
+        Entry Ledger STEPS check_release flat_source name_apart""",
     "metrics": """
         accuracy binary_accuracy squared_error""",
     "micro_batches": """
         BatchReader digest_of fingerprint model_input same_draws""",
     "optimizers": """
-        DPAdam""",
+        DPAdam made_optimizer""",
     "processes": """
         Peers ProcessTrainer join shard""",
     "records": """
@@ -32,5 +33,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "scaling": """
         gradient_noise matched_lr nonprivate_signal_noise scaled_lr sigma_table snr snr_ceiling""",
     "trainer": """
-        Trainer load_release save_release""",
+        Trainer""",
+    "weights": """
+        Weights""",
 })

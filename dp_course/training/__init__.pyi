@@ -13,10 +13,14 @@ from .callbacks import step_decay as step_decay
 from .checkpoints import Journal as Journal
 from .checkpoints import append as append
 from .checkpoints import load_checked as load_checked
+from .checkpoints import load_release as load_release
 from .checkpoints import lock as lock
 from .checkpoints import named as named
 from .checkpoints import save_atomic as save_atomic
+from .checkpoints import save_release as save_release
+from .checkpoints import writable_file as writable_file
 from .checkpoints import write_all as write_all
+from .checkpoints import write_weights as write_weights
 from .checks import KNOWN_ENGINES as KNOWN_ENGINES
 from .checks import check_clip as check_clip
 from .checks import check_model as check_model
@@ -36,6 +40,9 @@ from .fixes import fix as fix
 from .ledger import Entry as Entry
 from .ledger import Ledger as Ledger
 from .ledger import STEPS as STEPS
+from .ledger import check_release as check_release
+from .ledger import flat_source as flat_source
+from .ledger import name_apart as name_apart
 from .metrics import accuracy as accuracy
 from .metrics import binary_accuracy as binary_accuracy
 from .metrics import squared_error as squared_error
@@ -45,6 +52,7 @@ from .micro_batches import fingerprint as fingerprint
 from .micro_batches import model_input as model_input
 from .micro_batches import same_draws as same_draws
 from .optimizers import DPAdam as DPAdam
+from .optimizers import made_optimizer as made_optimizer
 from .processes import Peers as Peers
 from .processes import ProcessTrainer as ProcessTrainer
 from .processes import join as join
@@ -81,5 +89,4 @@ from .scaling import sigma_table as sigma_table
 from .scaling import snr as snr
 from .scaling import snr_ceiling as snr_ceiling
 from .trainer import Trainer as Trainer
-from .trainer import load_release as load_release
-from .trainer import save_release as save_release
+from .weights import Weights as Weights

@@ -354,7 +354,7 @@ def check_run(
         torch.manual_seed(0)
         try:
             _try_rows(trainer, model, reader)
-            trainer._put_buffers_back()
+            trainer._weights.put_buffers_back()
             _try_metric(trainer)
         finally:
             for m, training in modes.items():
