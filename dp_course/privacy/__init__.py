@@ -6,8 +6,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "accounting": """
         PrivacyPlan RDPAccountant epsilon noise_multiplier rdp_gaussian rdp_to_epsilon""",
     "budget": """
-        Budget bill_of check_accountant check_budget check_chance check_plan_numbers check_rest
-        check_unit composed counted falling_root in_digits multipliers plain_numbers
+        Budget check_accountant check_budget check_chance check_plan_numbers check_rest
+        check_unit composed counted falling_root history_of in_digits multipliers plain_numbers
         plan_in_words round_up steps_of""",
     "definition": """
         gaussian_mechanism gaussian_tpr hockey_stick laplace_mechanism max_tpr
@@ -16,9 +16,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         as_tensor check_eps check_generator check_scale gaussian_delta gaussian_epsilon
         gaussian_sigma""",
     "pld": """
-        Accountant ComposedLoss ContourIntegral HockeyStick LossGrid ORDERS PLDAccountant TILTS
-        contour_near excess_by_quadrature log_sum_exp loss_masses privacy_loss
-        rdp_sampled_gaussian read_divergences read_orders require""",
+        Accountant ComposedLoss HockeyStick LossGrid ORDERS PLDAccountant TILTS
+        excess_by_quadrature log_sum_exp loss_masses privacy_loss rdp_sampled_gaussian
+        read_divergences read_orders require""",
     "randomness": """
         SecretSeed Stream keyed_digest new_seed normal step_generator""",
     "sampling": """

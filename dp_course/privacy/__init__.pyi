@@ -5,7 +5,6 @@ from .accounting import noise_multiplier as noise_multiplier
 from .accounting import rdp_gaussian as rdp_gaussian
 from .accounting import rdp_to_epsilon as rdp_to_epsilon
 from .budget import Budget as Budget
-from .budget import bill_of as bill_of
 from .budget import check_accountant as check_accountant
 from .budget import check_budget as check_budget
 from .budget import check_chance as check_chance
@@ -15,6 +14,7 @@ from .budget import check_unit as check_unit
 from .budget import composed as composed
 from .budget import counted as counted
 from .budget import falling_root as falling_root
+from .budget import history_of as history_of
 from .budget import in_digits as in_digits
 from .budget import multipliers as multipliers
 from .budget import plain_numbers as plain_numbers
@@ -37,13 +37,11 @@ from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_sigma as gaussian_sigma
 from .pld import Accountant as Accountant
 from .pld import ComposedLoss as ComposedLoss
-from .pld import ContourIntegral as ContourIntegral
 from .pld import HockeyStick as HockeyStick
 from .pld import LossGrid as LossGrid
 from .pld import ORDERS as ORDERS
 from .pld import PLDAccountant as PLDAccountant
 from .pld import TILTS as TILTS
-from .pld import contour_near as contour_near
 from .pld import excess_by_quadrature as excess_by_quadrature
 from .pld import log_sum_exp as log_sum_exp
 from .pld import loss_masses as loss_masses

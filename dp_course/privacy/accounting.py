@@ -34,7 +34,7 @@ def rdp_to_epsilon(
     orders,       # (a,) their orders, > 1
     delta:float,  # probability with which the bound may fail
 ):                # float
-    "Give the smallest eps that the divergences prove: the conversion in use today."
+    "Give the smallest eps that follows from the divergences: the conversion in use today."
     # ValueError: an order <= 1, a divergence that is no number >= 0, delta outside (0, 1).
     # Canonne, Kamath, Steinke 2020, Proposition 12; Balle et al. 2020, Theorem 21
     a = read_orders(orders)
@@ -80,12 +80,10 @@ class RDPAccountant(Accountant):
         return float(np.exp(min(0., np.min(log_delta))))
 
 # %% ../../nbs/04_cost.ipynb #e8e6d21e
-from ..basics import refuse_unknown
 from .budget import check_accountant
 from .pld import PLDAccountant
 
 
-@refuse_unknown
 def epsilon(
     *,
     q:float,                   # Poisson sampling rate: batch_size/n
@@ -102,10 +100,9 @@ def epsilon(
 
 # %% ../../nbs/04_cost.ipynb #f6ae7b1f
 from .budget import (
-    bill_of, check_budget, check_chance, check_rest, composed, falling_root, multipliers, round_up)
+    history_of, check_budget, check_chance, check_rest, composed, falling_root, multipliers, round_up)
 
 
-@refuse_unknown
 def noise_multiplier(
     *,
     eps:float,                 # budget, > 0
@@ -122,13 +119,13 @@ def noise_multiplier(
     require(delta=delta, q=q, steps=steps)
     check_accountant(accountant)
     others = [(1, sigma, 1) for sigma in multipliers(releases)]
-    check_rest(composed(bill_of(*others), delta, accountant), eps)
+    check_rest(composed(history_of(*others), delta, accountant), eps)
     if q == 0 or steps == 0:
         return 0.
     check_chance(delta, q, steps)
 
     def spent(sigma, by=accountant):
-        return composed(bill_of((q, sigma, steps), *others), delta, by)
+        return composed(history_of((q, sigma, steps), *others), delta, by)
 
     low, high = _bracket(spent, eps, accountant)
     log_sigma = _log_sigma(low, high, spent, eps)
@@ -165,7 +162,6 @@ from .budget import (
     Budget, check_plan_numbers, plain_numbers, plan_in_words, steps_of)
 
 
-@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     "What a run may spend, and everything that follows from it."
@@ -212,14 +208,14 @@ class PrivacyPlan:
         "Poisson sampling rate."
         return self.batch_size/self.n
 
-    def _bill(self, t):
+    def _history(self, t):
         others = [(1, sigma, 1) for sigma in self.releases]
-        return bill_of((self.q, self.sigma, t), *others)
+        return history_of((self.q, self.sigma, t), *others)
 
     def epsilon_after(self, t:int):  # float
         "Give the eps spent by all the releases and the first `t` steps."
         require(steps=t)
-        return composed(self._bill(t), self.delta, self.accountant)
+        return composed(self._history(t), self.delta, self.accountant)
 
     def statement(self):  # str
         "Say the guarantee in words, with what it leaves out."
@@ -228,6 +224,6 @@ class PrivacyPlan:
     def budget(self):  # `Budget`
         "Make a budget of the plan's eps and delta; all that is planned is known to fit."
         budget = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
-                          planned=self._bill(self.steps))
+                          planned=self._history(self.steps))
         budget.unit = self.unit
         return budget

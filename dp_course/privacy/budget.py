@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_accountant', 'check_budget', 'check_chance', 'check_unit', 'counted', 'steps_of', 'plain_numbers',
-           'check_plan_numbers', 'bill_of', 'composed', 'multipliers', 'check_rest', 'falling_root', 'round_up',
+           'check_plan_numbers', 'history_of', 'composed', 'multipliers', 'check_rest', 'falling_root', 'round_up',
            'in_digits', 'plan_in_words', 'Budget']
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #255798ab
@@ -12,7 +12,7 @@ import math
 from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 
-from ..basics import check_number, refuse_unknown
+from ..basics import check_number
 from .pld import PLDAccountant, require
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #927f8053
@@ -36,8 +36,8 @@ def check_chance(delta, q, steps):
     chance = -math.expm1(steps*math.log1p(-q)) if q < 1 else 1.
     if q and steps and delta > chance/10:
         raise ValueError(f"{delta=} is above {chance/10:.4g}, a tenth of the chance that an "
-                         "example is used at all: whoever is used could nearly be published, and "
-                         "it would not count; pass less")
+                         "example is used at all: an example that is used could nearly be "
+                         "published, and it would not count; pass less")
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #44c59c05
 def check_unit(unit):
@@ -107,23 +107,23 @@ def check_plan_numbers(plan):
     check_chance(plan.delta, plan.q, plan.steps)
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #21f86bcf
-def bill_of(*parts):  # {(q, sigma): steps}
+def history_of(*parts):  # {(q, sigma): steps}
     "Add up equal entries of (q, sigma, steps)."
-    bill = {}
+    history = {}
     for q, sigma, steps in parts:
         entry = float(q), float(sigma)
-        bill[entry] = bill.get(entry, 0) + int(steps)
-    return bill
+        history[entry] = history.get(entry, 0) + int(steps)
+    return history
 
 
 def composed(
-    bill,        # {(q, sigma): steps}
+    history,        # {(q, sigma): steps}
     delta:float,
     accountant,  # class
 ):               # float
-    "Give the eps of everything on a bill, in whatever order it was done."
+    "Give the eps of a history, in whatever order things were done."
     account = accountant()
-    for (q, sigma), steps in sorted(bill.items()):
+    for (q, sigma), steps in sorted(history.items()):
         account.step(q, sigma, steps)
     return account.epsilon(delta)
 
@@ -212,19 +212,18 @@ def plan_in_words(plan):  # str
         "number n, which is public here, and attacks on floating-point noise.")
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #13cd66a9
-def _read_bill(planned):  # {(q, sigma): steps}
+def _read_history(planned):  # {(q, sigma): steps}
     "Read what a run is to spend."
-    # ValueError: no bill, or a number out of range
+    # ValueError: no history, or a number out of range
     try:
         parts = [(q, sigma, steps) for (q, sigma), steps in dict(planned).items()]
     except (TypeError, ValueError):
-        raise ValueError(f"{planned=!r:.80} is no bill: pass {{(q, sigma): steps}}") from None
+        raise ValueError(f"{planned=!r:.80} is no history: pass {{(q, sigma): steps}}") from None
     for q, sigma, steps in parts:
         require(q=q, sigma=sigma, steps=steps)
-    return bill_of(*parts)
+    return history_of(*parts)
 
 
-@refuse_unknown
 class Budget:
     "What may be spent: whatever looks at the data posts here before its noise is drawn."
     # Neighbours: one example added or removed. It lives as long as the program: a trainer's,
@@ -244,8 +243,8 @@ class Budget:
         check_accountant(accountant)
         self.eps, self.delta, self.accountant = float(eps), float(delta), accountant
         self._counts = {}  # (what, q, sigma) -> steps
-        # What lies within a bill that fits, fits, too
-        self._planned = _read_bill({} if planned is None else planned)
+        # A history within one that fits also fits
+        self._planned = _read_history({} if planned is None else planned)
         spent = composed(self._planned, delta, accountant)
         if spent > eps:
             raise ValueError(f"{planned=!r:.80} spends eps = {spent:.4g}, more than {eps=:g}: "
@@ -260,7 +259,6 @@ class Budget:
             table.setdefault(what, []).append((q, sigma, steps))
         return table
 
-    @refuse_unknown
     def post(
         self,
         what:str,     # who looks at the data: "training steps", "private accuracy" ...
@@ -273,9 +271,9 @@ class Budget:
         # ValueError: they would pass eps, or a number is out of range
         require(q=q, sigma=sigma, steps=steps)
         more = float(q), float(sigma), int(steps)
-        bill = self._bill_with(more)
-        if not self._fits(bill):
-            total = composed(bill, self.delta, self.accountant)
+        history = self._history_with(more)
+        if not self._fits(history):
+            total = composed(history, self.delta, self.accountant)
             raise ValueError(f"{what} (q={more[0]:g}, sigma={more[1]:g}, steps={steps}) would "
                              "bring the "
                              f"run to eps = {total:.4g}, more than eps={self.eps:g}: nothing was "
@@ -285,20 +283,20 @@ class Budget:
             self._counts[entry] = self._counts.get(entry, 0) + more[2]
         return self
 
-    def _bill_with(self, *more):
+    def _history_with(self, *more):
         entries = [(q, sigma, steps) for (_, q, sigma), steps in self._counts.items()]
-        return bill_of(*entries, *more)
+        return history_of(*entries, *more)
 
-    def _surely_fits(self, bill):
-        return any(all(steps <= known.get(entry, 0) for entry, steps in bill.items())
+    def _surely_fits(self, history):
+        return any(all(steps <= known.get(entry, 0) for entry, steps in history.items())
                    for known in (self._planned, self._fitted))
 
-    def _fits(self, bill):
-        if self.eps == math.inf or self._surely_fits(bill):
+    def _fits(self, history):
+        if self.eps == math.inf or self._surely_fits(history):
             return True
-        if composed(bill, self.delta, self.accountant) > self.eps:
+        if composed(history, self.delta, self.accountant) > self.eps:
             return False
-        self._fitted = bill
+        self._fitted = history
         return True
 
     def epsilon(self, delta=None, accountant=None):  # float
@@ -308,9 +306,9 @@ class Budget:
         by = self.accountant if accountant is None else accountant
         require(delta=delta)
         check_accountant(by)
-        bill = self._bill_with()
-        spent = composed(bill, delta, by)
-        known = delta == self.delta and by is self.accountant and self._surely_fits(bill)
+        history = self._history_with()
+        spent = composed(history, delta, by)
+        known = delta == self.delta and by is self.accountant and self._surely_fits(history)
         return min(spent, self.eps) if known else spent
 
     def affords(
@@ -323,7 +321,7 @@ class Budget:
         "Say whether so many releases would fit."
         # ValueError: a number out of range
         require(q=q, sigma=sigma, steps=steps)
-        return self._fits(self._bill_with((q, sigma, steps)))
+        return self._fits(self._history_with((q, sigma, steps)))
 
     def left(
         self,

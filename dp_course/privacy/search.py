@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ..basics import check_kind, check_number, refuse_unknown
+from ..basics import check_kind, check_number
 from .accounting import PrivacyPlan, RDPAccountant, rdp_to_epsilon
 from .budget import falling_root, in_digits, multipliers
 from .pld import require
@@ -33,7 +33,6 @@ def _delta_of_one(one, order):
     return np.exp(np.minimum(0, log_delta.min(1)))
 
 
-@refuse_unknown
 @dataclass(frozen=True)
 class RandomStopping:
     "How many runs to try before only the best is published: a secret number, drawn beforehand."
@@ -104,7 +103,6 @@ class RandomStopping:
         return one + more + math.log(self.mean*(1+1e-9))/(order-1)  # 1e-9: gamma is rounded
 
 # %% ../../nbs/workshop/privacy/search.ipynb #7296c046
-@refuse_unknown
 def search_epsilon(
     tries:RandomStopping,
     *,
@@ -127,7 +125,6 @@ def search_epsilon(
     return rdp_to_epsilon(tries.rdp(run), run.orders, delta)
 
 # %% ../../nbs/workshop/privacy/search.ipynb #a3229d82
-@refuse_unknown
 def search_noise_multiplier(
     tries:RandomStopping,
     *,
@@ -170,7 +167,6 @@ def _model_and_score(made):
     return made[0], float(made[1])
 
 
-@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class Search:
     "Several private runs, of which one leaves: what each may do, and what all of it costs."

@@ -242,13 +242,6 @@ def test_the_contour_knows_the_gaussian(sigma, steps, delta):
     assert by_contour(1 - 1e-15, sigma, steps, delta, exact) == pytest.approx(exact, rel=1e-9)
 
 
-@by_values("q", [1e-4, .01, .04, .25, .5, .9])
-@by_values("sigma", [.4, 1, 2.8809, 30])
-@by_values("delta", [1e-3, 1e-6])
-def test_pld_is_exact_for_one_step(q, sigma, delta):
-    tight(spent(q, sigma, 1, delta), OneStep(q, sigma).epsilon(delta))
-
-
 @by_values("q", [1e-10, 1e-8, 1e-4, .5, 1 - 1e-9])
 @by_values("sigma", [.3, .3636, 1., 40.])
 @by_values("share", [1e-9, 7e-4, 5e-3])
@@ -276,16 +269,11 @@ def test_each_direction_is_exact(q, sigma, delta):
 @by_values("dear", [1, -1])
 def test_both_directions_are_asked_and_the_dearer_one_reported(dear, monkeypatch):
     def search(ledger, sign, number, least):
-        return max(least, .2 if sign == dear else .1)
+        return max(least, 2e-3 if sign == dear else 1e-3)  # below the other bounds
     monkeypatch.setattr(pld, "_search_epsilon", search)
     monkeypatch.setattr(pld, "_search_delta", search)
     account = PLDAccountant().step(.04, 1.6138, 625)
-    assert account.epsilon(1e-5) == account.delta(1.) == .2
-
-
-@by_values("q, sigma, delta", [(6.6e-8, 241.7, 5.8e-11), (1e-9, 500., 1e-12), (1e-8, 30., 1e-11)])
-def test_a_tail_that_rounding_drowns_is_never_below_the_truth(q, sigma, delta):
-    assert OneStep(q, sigma).epsilon(delta) <= spent(q, sigma, 1, delta) < 1e-6
+    assert account.epsilon(1e-5) == account.delta(1.) == 2e-3
 
 
 @pytest.mark.quick(5)
@@ -329,30 +317,32 @@ def test_many_unequal_steps():
 
 GRIDS = [(q, sigma, h) for q, sigma in ((1e-4, .4), (.04, 1.6138), (.5, 10), (1, 1))
          for h in (.3, .01)]
+FORMS = [dict(), dict(cut=1.), dict(reach=16), dict(cut=2., reach=4)]
 
 
 @by_values("q, sigma, h", GRIDS)
-def test_grid_keeps_both_totals(q, sigma, h):
-    grid = loss_masses(q, sigma, h)
-    loss = (grid.first + np.arange(len(grid.masses)))*h
+@by_values("form", FORMS)
+def test_grid_keeps_both_totals(q, sigma, h, form):
+    grid = loss_masses(q, sigma, h, **form)
     assert (grid.masses >= 0).all()
     assert grid.masses.sum() + grid.p_lost == pytest.approx(1, abs=1e-12)
-    assert (grid.masses*np.exp(-loss)).sum() == pytest.approx(1, abs=1e-9)
+    assert (grid.masses*np.exp(-h*grid.points)).sum() == pytest.approx(1, abs=1e-9)
     assert 0 <= grid.q_lost < 1e-12
 
 
 @by_values("q, sigma, h", GRIDS)
+@by_values("form", FORMS)
 @by_values("delta", [1e-2, 1e-4])
-def test_grid_never_loses_delta(q, sigma, h, delta):
+def test_grid_never_loses_delta(q, sigma, h, form, delta):
     "At 0.999 of the exact eps, the grid's delta is still at least the exact one."
-    first, p, *_ = loss_masses(q, sigma, h)
-    loss = (first + np.arange(len(p)))*h
+    points, p, lost, _ = loss_masses(q, sigma, h, **form)
+    loss = points*h
     eps = OneStep(q, sigma).epsilon(delta)*.999
 
     def above(loss):
         return np.maximum(-np.expm1(np.minimum(eps - loss, 0)), 0)
 
-    removed, added = (p*above(loss)).sum(), (p*np.exp(-loss)*above(-loss)).sum()
+    removed, added = (p*above(loss)).sum() + lost, (p*np.exp(-loss)*above(-loss)).sum()
     assert max(removed, added) >= delta or eps == 0
 
 
@@ -378,10 +368,10 @@ def test_hockey_stick_reads_itself_back(sign):
 
 
 def test_one_sided_rule_notices_rounding_down(monkeypatch):
-    "Proof that the oracles above can fail: a grid one cell too low reports less than half."
+    "The oracles above can fail: a grid one cell too low reports less than half."
     def too_low(*args):
         grid = loss_masses(*args)
-        return grid._replace(first=grid.first - 1)
+        return grid._replace(points=grid.points - 1)
     monkeypatch.setattr(pld, "loss_masses", too_low)
     with pytest.raises(AssertionError, match="against 2.9845"):
         tight(spent(.04, 1.6138, 625, 1e-5), 2.9845)
@@ -412,13 +402,6 @@ def test_eps_is_monotone(q, sigma, steps, delta, more):
         assert e <= spent(q, sigma, math.ceil(steps*more), delta, by)*SLACK + 1e-6
         assert e <= spent(q, sigma/more, steps, delta, by)*SLACK + 1e-6
         assert e <= spent(q, sigma, steps, delta/more, by)*SLACK + 1e-6
-
-
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(**CASES)
-def test_pld_is_never_above_rdp(q, sigma, steps, delta):
-    by_rdp = spent(q, sigma, steps, delta, RDPAccountant)
-    assert spent(q, sigma, steps, delta) <= by_rdp*SLACK + 1e-6
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -498,26 +481,28 @@ def test_extremes_are_numbers_and_no_method_beats_the_truth(q, sigma, steps, del
         assert 0 <= account.delta(eps) <= 1
 
 
-@pytest.mark.filterwarnings("error")
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(**EXTREMES | dict(steps=log_floats(0, 6).map(int), delta=log_floats(-20, -.5)),
-       more=st.floats(1.5, 10))
-def test_extremes_are_monotone(q, sigma, steps, delta, more):
-    "Tenths of a per cent may be lost to tolerance; at tiny eps, where less is resolved, 1e-3."
-    for by in ACCOUNTANTS:
-        e = spent(q, sigma, steps, delta, by)
-        worse = (spent(min(1, q*more), sigma, steps, delta, by),
-                 spent(q, sigma/more, steps, delta, by), spent(q, sigma, steps, delta/more, by),
-                 spent(q, sigma, math.ceil(steps*more), delta, by))
-        assert e <= min(worse)*1.001 + 1e-3
-
-
 @by_values("q, sigma, steps, delta", [
     (.04, 1.6138, 625, 1e-115), (5.54e-5, 1.88, 1000, 2.3e-173), (1.12e-6, .535, 71755, 5e-188),
     (1.2e-9, .566, 516571, 7.7e-14), (5.9e-8, .614, 5260650, 1.4e-4)])
 def test_pld_is_never_above_rdp_at_the_extremes(q, sigma, steps, delta):
     by_rdp = spent(q, sigma, steps, delta, RDPAccountant)
     assert with_digits(q, sigma, delta) <= spent(q, sigma, steps, delta) <= by_rdp
+
+
+@pytest.mark.filterwarnings("error")
+@by_values("q, sigma, steps, delta", [
+    (7.18e-7, .01427, 630, 5.2e-20), (.2656, .01, 46, 7.2e-191),
+    (1e-300, 124770., 4_269_741, 5e-86), (1.55e-10, 1179.84, 93_805_449, 1.4e-10),
+    pytest.param(.6664, 1764., 10**15, 1e-290, marks=pytest.mark.slow),
+    pytest.param(.33456, .822, 10**8, 9.2e-78, marks=pytest.mark.slow),
+    pytest.param(2.94e-10, .5, 309_376_837, 1.6e-15, marks=pytest.mark.slow)])
+def test_what_overflows_on_the_way_is_bounded_all_the_same(q, sigma, steps, delta):
+    "All stopped with an error once; cells moved the last but one out of its circle."
+    account = PLDAccountant().step(q, sigma, steps)
+    eps = account.epsilon(delta)
+    assert with_digits(q, sigma, delta)*(1 - 1e-9) <= eps
+    assert eps <= spent(q, sigma, steps, delta, RDPAccountant)
+    assert 0 < account.delta(eps) <= 1.2*delta or delta < 1e-250
 
 
 @by_values("eps", [1e-3, .01, .03, .1])
@@ -527,7 +512,7 @@ def test_a_delta_far_below_what_a_grid_resolves_is_bounded(eps):
     assert OneStep(q, sigma).delta(eps) <= PLDAccountant().step(q, sigma).delta(eps) <= 1e-15
 
 
-def test_what_went_wrong_proves_nothing(monkeypatch):
+def test_what_went_wrong_bounds_nothing(monkeypatch):
     "A NaN anywhere in the grid is never an eps of 0: the moments' bound is reported."
     def broken(self, tilt, low, top, h):
         return np.arange(low, top, h), np.full(len(np.arange(low, top, h)), math.nan), 0.
@@ -535,12 +520,8 @@ def test_what_went_wrong_proves_nothing(monkeypatch):
     account = PLDAccountant().step(.04, 1.6138, 625)
     by_rdp = spent(.04, 1.6138, 625, 1e-5, RDPAccountant)
     assert account.epsilon(1e-5) >= by_rdp*(1 - 1e-9)
-    assert account.delta(3.) == 1
-
-
-def test_rare_draws_do_not_drown_in_rounding():
-    "Once 1.6e-2: half a million steps of which one in 1,600 runs has any; here delta counts."
-    assert spent(1.249168509771394e-09, .5661402517213797, 516571, 7.74e-14) < 1e-3
+    by_rdp = RDPAccountant().load_state_dict(account.state_dict())
+    assert account.delta(3.) >= by_rdp.delta(3.)*(1 - 1e-9)
 
 
 def test_the_spectrum_keeps_the_digits_of_rare_losses():
@@ -599,7 +580,9 @@ def test_a_delta_near_the_chance_of_being_used_is_refused(plan):
     pytest.param(dict(eps=1., delta=1e-10, q=1e-9, steps=1000), marks=pytest.mark.slow),
     dict(eps=3., delta=.09, q=.04, steps=1000), dict(eps=1e-6, delta=1e-5, q=.01, steps=100),
     pytest.param(dict(eps=1e6, delta=1e-5, q=.01, steps=100), marks=pytest.mark.slow),
-    dict(eps=3., delta=1e-5, q=.01, steps=10**9), dict(eps=.1, delta=1e-5, q=1., steps=10**15)])
+    dict(eps=3., delta=1e-5, q=.01, steps=10**7),
+    pytest.param(dict(eps=3., delta=1e-5, q=.01, steps=10**9), marks=pytest.mark.slow),
+    dict(eps=.1, delta=1e-5, q=1., steps=10**15)])
 def test_calibration_at_the_extremes_never_overspends(numbers):
     sigma = noise_multiplier(**numbers)
     q, steps, delta = (numbers[name] for name in ("q", "steps", "delta"))
@@ -722,7 +705,7 @@ def test_delta_refuses_a_bad_eps(accountant, eps):
 
 
 @by_values("rdp", [[math.nan], [-.1], [.1, .2], ["a"], [10**400], None])
-def test_divergences_that_prove_nothing_are_refused(rdp):
+def test_divergences_that_say_nothing_are_refused(rdp):
     "NaN was once an eps of 0."
     with pytest.raises(ValueError, match="is not a list of divergences: pass a number >= 0"):
         rdp_to_epsilon(rdp, [2.], 1e-5)
@@ -808,7 +791,7 @@ def test_what_is_no_accountant_is_refused(accountant):
                           (PrivacyPlan, (100, 10, 5, 3., 1e-5))])
 def test_numbers_in_a_row_go_by_name(f, numbers):
     "Nobody can swap q and sigma; what was positional once fails at once."
-    with pytest.raises(ValueError, match="takes nothing without a name"):
+    with pytest.raises(TypeError, match="positional"):
         f(*numbers)
     kinds = {p.kind for p in inspect.signature(f).parameters.values()}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
@@ -1070,12 +1053,3 @@ def test_numbers_beyond_all_bounds_are_refused_in_words(strange, words):
     usual = {"n": 1000, "batch_size": 100, "steps": 10, "eps": 3., "delta": 1e-5}
     with pytest.raises(ValueError, match=words):
         PrivacyPlan(**{**usual, **strange})
-
-
-@pytest.mark.parametrize("asked, words", [
-    ({"target_epsilon": 3}, "write eps=3"), ({"noise_multiplier": 1.}, r"write sigma=1\.0"),
-    ({"max_grad_norm": 1.}, "write Trainer"), ({"target_delta": 1e-5}, "write delta=1e-05"),
-    ({"sample_rate": .1}, r"write batch_size=0\.1\*n"), ({"foo": 1}, "it takes n, batch_size")])
-def test_names_of_other_libraries_are_answered_in_ours(asked, words):
-    with pytest.raises(ValueError, match=words):
-        PrivacyPlan(n=1000, batch_size=20, steps=5, **asked)

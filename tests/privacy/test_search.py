@@ -19,7 +19,7 @@ NUMBERS = dict(n=50_000, batch_size=2000, steps=625, eps=3., delta=1e-5, runs=10
 
 
 def of_search(search, sigma):
-    "The bill written out by hand: Theorem 2 of Papernot & Steinke on steps and score."
+    "eps written out by hand: Theorem 2 of Papernot & Steinke on steps and score."
     run = RDPAccountant().step(search.plan.q, sigma, search.steps)
     if search.score_sigma is not None:
         run.step(1, search.score_sigma)

@@ -1,4 +1,4 @@
-"Accounting where no grid is fine enough: never below fifty digits, and within 1e-3 above them."
+"Accounting where one rare output decides: never below fifty digits, and within 1e-3 above them."
 import math
 import os
 import random
@@ -99,56 +99,20 @@ def test_one_rare_output_decides(q, sigma, n, delta):
 
 
 def test_rounding_never_decides_at_a_tiny_delta():
-    "There the grid's tilt, 15 % off, leaves 1e-12 of its digits; a line is asked instead."
+    "There a tilt that is 15 % off leaves 1e-12 of the digits."
     line = ManyDigits(4.028e-4, 1.0691, 16_666, 16.5, 60, 20, digits=40)
     truth = line.epsilon(1.47e-89, 11.8)
     eps = spent(4.028e-4, 1.0691, 16_666, 1.47e-89)
     assert truth*(1 - 1e-6) <= eps <= truth*(1 + 1e-3)
 
 
-@pytest.mark.parametrize("q, sigma, n, delta, eps", [
-    (9.31e-6, .689, 9_180_000, 1.8e-8, .363), (.04, 1.6138, 625, 1e-5, 3.)])
-def test_coarser_is_never_lower(q, sigma, n, delta, eps):
-    "Bell, grid, points near 0, rule and rounding: each of them only adds to delta."
-    total = pld.ComposedLoss([(q, sigma, n)], 1, delta)
-    fine = dict(tilt=5., width=12., s=1e-3, h=4e-4, reach=64, fine=6400)
-    best = pld.ContourIntegral(total, **fine).delta(eps)
-    for coarse in (dict(s=5e-3), dict(h=1e-3, s=3e-3), dict(reach=8), dict(fine=400),
-                   dict(width=2.), dict(tilt=6.)):
-        other = pld.ContourIntegral(total, **fine | coarse).delta(eps)
-        assert other >= best*(1 - 2e-3 if "tilt" in coarse else 1 - 1e-9), coarse
-
-
 @pytest.mark.parametrize("q, sigma, n, delta, eps", KNOWN)
-def test_what_lies_beyond_a_cut_is_paid_for(q, sigma, n, delta, eps):
-    "Wherever the cut is, delta is the same, or more where other steps lead back below eps."
-    parts = [(q, sigma, n//3), (q, sigma, n - n//3)]
-    nearest = pld.ComposedLoss(parts, 1, delta).closer_cut(eps)
-    assert nearest > eps
-    for cut in (nearest, 1.3*nearest, .5*eps + .5*nearest, 1.01*eps):
-        line = pld.contour_near(pld.ComposedLoss(parts, 1, delta, cut), eps, 0, 1e-5*eps)
-        assert line.delta(eps) >= delta*(1 - 1e-5)
-        assert line.delta(eps) <= delta*(1 + 2e-3) or cut != nearest
-
-
-@pytest.mark.parametrize("q, sigma", [(.04, 1.6), (1e-5, .5), (.3, .4)])
-def test_moments_that_lead_back(q, sigma):
-    "log E e^(-s loss) without the example, by another quadrature."
-    y = np.linspace(-12*sigma, 3 + 12*sigma, 400_001)
-    bell = np.exp(-y**2/(2*sigma**2))*(y[1] - y[0])/(sigma*math.sqrt(2*math.pi))
-    for s in (.1, 3., 50.):
-        u = q*np.expm1((y - .5)/sigma**2)
-        truth = bell@(np.exp(-s*np.log1p(u)) - 1 + s*u)
-        assert math.exp(pld.excess_by_quadrature(q, sigma, np.array([-s]))[0]) == pytest.approx(
-            truth, rel=1e-4)
-
-
-def test_the_rounding_bound_is_felt():
-    "A line through the wrong tilt loses its digits: the bound grows, and delta with it."
-    total = pld.ComposedLoss([(4.028e-4, 1.0691, 16_666)], 1, 1.47e-89)
-    right, wrong = (pld.ContourIntegral(total, tilt, 100., 4e-3, 1.8e-3, 8, 6400).delta(11.7988)
-                    for tilt in (16.67, 11.))
-    assert 0 < right < 2e-89 < wrong
+def test_a_cut_never_lowers_delta(q, sigma, n, delta, eps):
+    "delta at the true eps, wherever the cut is."
+    usual = pld.ComposedLoss([(q, sigma, n//3), (q, sigma, n - n//3)], 1, delta)
+    for cut in (usual.closer(eps).cut, 1.5*eps, 1.01*eps):
+        curve = pld.ComposedLoss(usual.history, 1, delta, cut).curve(eps, 1e-2*eps, 0)
+        assert curve.delta_in(curve.cell_of(eps), eps) >= delta*(1 - 1e-5)
 
 
 @pytest.mark.parametrize("q, sigma, n, eps", [(9.31e-6, .689, 9_180_000, .3634),
@@ -161,10 +125,10 @@ def test_delta_and_epsilon_agree(q, sigma, n, eps):
 
 
 def rare_run(rng):
-    "q, sigma, steps, delta: up to 10^10 steps, delta down to 1e-15."
+    "q, sigma, steps, delta: up to 10^7 steps, delta down to 1e-15."
     while True:
         q, sigma = 10**rng.uniform(-6, -1), 10**rng.uniform(-.3, 2)
-        steps, delta = round(10**rng.uniform(3, 10)), 10**rng.uniform(-15, -3)
+        steps, delta = round(10**rng.uniform(3, 7)), 10**rng.uniform(-15, -3)
         if .05 < RDPAccountant().step(q, sigma, steps).epsilon(delta) < 20:
             return q, sigma, steps, delta
 
@@ -187,16 +151,17 @@ def by_many_digits(q, sigma, steps, delta, near):
         line = ManyDigits(q, sigma, steps, tilt, period*factor, most*factor)
         answers.append(line.epsilon(delta, near))
         if len(answers) > 1 and abs(answers[-1]/answers[-2] - 1) < 1e-8:
-            return answers[-1]
+            bound = RDPAccountant().step(q, sigma, steps).epsilon(delta)
+            return answers[-1] if answers[-1] <= bound else None  # the oracle has lost its way
     return None
 
 
-SETTINGS = int(os.environ.get("CONTOUR_SETTINGS", 5))
+SETTINGS = int(os.environ.get("RARE_SETTINGS", 5))
 
 
 @pytest.mark.slow
 def test_never_below_fifty_digits():
-    "CONTOUR_SETTINGS=200 asks more runs; deterministic, so there is no false alarm."
+    "RARE_SETTINGS=200 asks more runs; deterministic, so there is no false alarm."
     rng, above = random.Random(0), []
     while len(above) < SETTINGS:
         run = rare_run(rng)
