@@ -94,6 +94,7 @@ check_shares = Exercise(
             lambda decays: [1., *(1 - decay for decay in decays)],
         "the first iterate has a share, too: T shares for T - 1 decays":
             lambda decays: _shares(decays)[1:],
+        "those are the decays: each says how much of the *older* average stays": list,
         "the order is turned round: the oldest iterate comes first":
             lambda decays: _shares(decays)[::-1],
         "a share is multiplied by the decays after it, not by its own":
@@ -148,6 +149,9 @@ check_second_moment = Exercise(
     slips={
         "the mean began with zeros: divide by 1 - beta**T, T the number of gradients":
             lambda g, s, f, b: (_running(g, b) - s**2).clamp(min=f),
+        "the mean begins with zeros, as the division by 1 - beta**T assumes, not with a square":
+            lambda g, s, f, b: ((_running(g, b) + b**len(g)*g[0]**2)/(1 - b**len(g)) - s**2)
+            .clamp(min=f),
         "the noise adds its variance: subtract the square of noise_std":
             lambda g, s, f, b: (_moment(g, 0., 0., b) - s).clamp(min=f),
         "the noise is still in it: subtract noise_std**2":

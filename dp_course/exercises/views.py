@@ -155,6 +155,10 @@ check_mean_noises = Exercise(
             _but(views=lambda found, case: found["views"]/case[-1]),
         "a larger batch draws everybody more often, with q = k*batch_size/n: sigma must grow":
             _but(batch=lambda found, case: found["views"]/case[-1]),
+        "no root of k: make a plan for the larger batch, and divide its sigma by k*batch_size":
+            _but(batch=lambda found, case: found["views"]/case[-1]**.5),
+        "no root of k: make a plan for the longer run, and take its sigma":
+            _but(steps=lambda found, case: found["views"]*case[-1]**.5),
         "the sum of the larger batch is divided by k*batch_size":
             _but(batch=lambda found, case: found["batch"]*case[-1]),
         "more steps are composed, so sigma must grow":
