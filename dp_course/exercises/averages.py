@@ -176,7 +176,8 @@ check_second_moment = Exercise(
         "subtract after the division by 1 - beta**T: it would enlarge the variance, too":
             lambda g, s, f, b: ((_running(g, b) - s**2)/(1 - b**len(g))).clamp(min=f)},
     hints=(
-        "Begin with zeros. For each gradient keep beta of the old mean, add 1 - beta of its square.",
+        "Begin with zeros. For each gradient, keep beta of the old mean and add 1 - beta of the "
+        "square.",
         "Divide by 1 - beta**len(grads), subtract noise_std**2, and take at least the floor.",
         "`for g in grads: v = beta*v + (1 - beta)*g**2`, and then "
         "`(v/(1 - beta**len(grads)) - noise_std**2).clamp(min=floor)`"))

@@ -59,7 +59,7 @@ check_clipped_views = Exercise(
             lambda g, c: _shorter(g, c).mean(1).sum(0),
         "the views are averaged, not added: k views are no reason for a longer gradient":
             lambda g, c: _shorter(g.sum(1), c).sum(0),
-        "private, but weaker than it could be: not C/k for each view, but one clip of their mean to C":
+        "private, but weaker than it could be: one clip of the mean to C, not C/k for each view":
             lambda g, c: _shorter(g, c/g.shape[1]).sum((0, 1)),
         "that is the first view: average over all of them, dim 1":
             lambda g, c: _shorter(g[:, 0], c).sum(0),

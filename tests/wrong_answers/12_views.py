@@ -11,8 +11,8 @@ NOISES = '''def mean_noises(n, batch_size, steps, eps, delta, k):
 EDITS = {
     "sigma stays what it was": ('"views": sigma(batch_size, steps)',
                                 '"views": sigma(batch_size, k*steps)'),
-    "averaged inside one person": ("steps)/batch_size,\n            \"batch", "steps)/batch_size/k,\n"
-                                   "            \"batch"),
+    "averaged inside one person": ('"views": sigma(batch_size, steps)',
+                                   '"views": 1/k*sigma(batch_size, steps)'),
     "a larger batch draws everybody": ("sigma(k*batch_size, steps)", "sigma(batch_size, steps)"),
     "the sum of the larger batch": ("/(k*batch_size)", "/batch_size"),
     "so sigma must grow": ("sigma(batch_size, k*steps)", "sigma(batch_size, steps)"),
