@@ -1,5 +1,6 @@
 "python -m experiments SWEEP PART [--minutes M] [--reverse] [--out FILE], from the repository."
 from experiments import (
+    adam,
     clipping,
     harness,
     ladders,
@@ -9,11 +10,12 @@ from experiments import (
     public_start,
     scaling,
     segmentation,
+    shifted,
     shoe,
     tricks,
     tuning,
 )
 
 RECIPES = (clipping, scaling, tricks, leaves, ladders, normalization, plain, tuning,
-           public_start, segmentation, shoe)
+           public_start, segmentation, shoe, adam, shifted)
 harness.main({recipe.NAME: recipe for recipe in RECIPES})

@@ -1,4 +1,4 @@
-"""What is free after the noise, and what many views buy (lesson 11).
+"""What is free after the noise, and what many views buy (lessons 11 and 12).
 
     python -m experiments tricks ladder-few        + GroupNorm, + large batch, + WS, + views
     python -m experiments tricks optimizers-few    momentum, Adam, DP-AdamBC, RMSprop, cosine, views

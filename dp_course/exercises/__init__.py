@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "audit": """
         check_coins_needed check_survivor check_verdicts""",
     "averages": """
-        check_clearly_better check_clipped_views check_naive_epsilon check_warm_ema""",
+        check_second_moment check_shares check_warm_ema""",
     "by_hand": """
         check_clipped check_clipped_sum check_dp_sgd check_private_mean check_steal
         check_update_std check_worst_move""",
@@ -48,4 +48,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_is_right check_mean_error check_rms check_secrets""",
     "trainer": """
         check_micro_sum check_must_pay check_noise_for check_private_accuracy""",
+    "views": """
+        check_clipped_views check_mean_noises check_naive_epsilon""",
 })

@@ -5,9 +5,8 @@ from .architecture import check_whole_bill as check_whole_bill
 from .audit import check_coins_needed as check_coins_needed
 from .audit import check_survivor as check_survivor
 from .audit import check_verdicts as check_verdicts
-from .averages import check_clearly_better as check_clearly_better
-from .averages import check_clipped_views as check_clipped_views
-from .averages import check_naive_epsilon as check_naive_epsilon
+from .averages import check_second_moment as check_second_moment
+from .averages import check_shares as check_shares
 from .averages import check_warm_ema as check_warm_ema
 from .by_hand import check_clipped as check_clipped
 from .by_hand import check_clipped_sum as check_clipped_sum
@@ -102,3 +101,6 @@ from .trainer import check_micro_sum as check_micro_sum
 from .trainer import check_must_pay as check_must_pay
 from .trainer import check_noise_for as check_noise_for
 from .trainer import check_private_accuracy as check_private_accuracy
+from .views import check_clipped_views as check_clipped_views
+from .views import check_mean_noises as check_mean_noises
+from .views import check_naive_epsilon as check_naive_epsilon

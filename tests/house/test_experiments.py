@@ -15,6 +15,7 @@ from dp_course.training import flat_row, read_runs, sweep
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from experiments import (  # noqa: E402
+    adam,
     clipping,
     harness,
     ladders,
@@ -22,11 +23,13 @@ from experiments import (  # noqa: E402
     ordinary,
     plain,
     scaling,
+    shifted,
     tricks,
 )
 
 RECIPES = {recipe.NAME: recipe
-           for recipe in (clipping, ladders, normalization, plain, scaling, tricks)}
+           for recipe in (adam, clipping, ladders, normalization, plain, scaling, shifted,
+                         tricks)}
 
 
 # ---- what a reader is told to run
@@ -124,7 +127,8 @@ def test_the_command_line(toy, capsys):
 @pytest.mark.parametrize("name, part", [
     ("clipping", "all"), ("ladders", "all"), ("normalization", "all"), ("plain", "all"),
     ("scaling", "grid"), ("scaling", "papernot"), ("scaling", "small"), ("scaling", "signal"),
-    ("tricks", "ladder-few"), ("tricks", "ladder-many"), ("tricks", "optimizers-few")])
+    ("tricks", "ladder-few"), ("tricks", "ladder-many"), ("tricks", "optimizers-few"),
+    ("adam", "all"), ("shifted", "all")])
 def test_what_is_recorded_is_what_the_recipe_asks_for(name, part):
     recipe = RECIPES[name]
     rows = harness.rows_of(recipe)

@@ -12,35 +12,54 @@ EDITS = {
     "the share of the old average": ("d*average + (1 - d)*w", "(1 - d)*average + d*w"),
     "t counts the iterates": ("iterates[1:], 1)", "iterates[1:])"),
     "t = 1, not 2": ("iterates[1:], 1)", "iterates[1:], 2)"),
+    "that is the last iterate": ("return average", "return w if len(iterates) > 1 else average"),
 }
-SHORT = "(%s*(c/%s.norm(dim=-1, keepdim=True)).clamp(max=1))"
-EACH, MEAN = SHORT % ("g", "g"), SHORT % ("g.mean(1)", "g.mean(1)")
+SHARES = '''def shares(decays):
+    out = [1.]
+    for decay in decays:
+        out = [decay*share for share in out] + [1 - decay]
+    return out
+'''
+MOMENT = '''def second_moment(grads, noise_std, floor, beta=.999):
+    v = 0*grads[0]
+    for g in grads:
+        v = beta*v + (1 - beta)*g**2
+    v = v/(1 - beta**len(grads))
+    return (v - noise_std**2).clamp(min=floor)
+'''
+MOMENTS = {
+    "the mean began with zeros": ("    v = v/(1 - beta**len(grads))\n", ""),
+    "the noise adds its variance": ("noise_std**2", "noise_std"),
+    "the noise is still in it": (" - noise_std**2", ""),
+    "do not add it": (" - noise_std**2", " + noise_std**2"),
+    "the floor is missing": (".clamp(min=floor)", ""),
+    "not something that is added": (".clamp(min=floor)", ".clamp(min=0) + floor"),
+    "not its root": (".clamp(min=floor)", ".clamp(min=floor)**.5"),
+    "not max": ("clamp(min=floor)", "clamp(max=floor)"),
+    "the share of the old mean": ("beta*v + (1 - beta)*g**2\n    v = v/(1 - beta**len(grads))",
+                                  "(1 - beta)*v + beta*g**2\n"
+                                  "    v = v/(1 - (1 - beta)**len(grads))"),
+    "square each gradient": ("g**2", "g"),
+    "the square of the mean": ("g**2\n    v = v/(1 - beta**len(grads))",
+                               "g\n    v = (v/(1 - beta**len(grads)))**2"),
+    "subtract after the division": (
+        "    v = v/(1 - beta**len(grads))\n    return (v - noise_std**2)",
+        "    return ((v - noise_std**2)/(1 - beta**len(grads)))"),
+}
 WRONG = {
     "check_warm_ema": {words: EMA.replace(*edit) for words, edit in EDITS.items()},
-    "check_clipped_views": {
-        "by k C": f"lambda g, c: {EACH}.sum((0, 1))",
-        "sound, but": f"lambda g, c: {EACH}.mean(1).sum(0)",
-        "averaged, not added": f"lambda g, c: {SHORT % ('g.sum(1)', 'g.sum(1)')}.sum(0)",
-        "the mean over people": f"lambda g, c: {MEAN}.mean(0)",
-        "nobody was clipped": "lambda g, c: g.mean(1).sum(0)"},
-    "check_naive_epsilon": {
-        "no further steps": "lambda q, s, t, d, k: epsilon(q=q, sigma=s, steps=t, delta=d)",
-        "in proportion": "lambda q, s, t, d, k: k*epsilon(q=q, sigma=s, steps=t, delta=d)",
-        "not independently":
-            "lambda q, s, t, d, k: epsilon(q=q, sigma=s/k**.5, steps=t, delta=d)"},
-    "check_clearly_better": {
-        "always finds a winner": "lambda a, b: bool(a.mean() > b.mean())",
-        "subtract seed by seed":
-            "lambda a, b: bool(a.mean() - b.mean() > 2*((a.var() + b.var())/len(a))**.5)",
-        "the spread of one difference":
-            "lambda a, b: bool((a - b).mean() > 2*(a - b).std())",
-        "one time in six": "lambda a, b: bool((a - b).mean() > (a - b).std()/len(a)**.5)",
-        "learns nothing": "lambda a, b: False",
-        "a fixed number of points": "lambda a, b: bool((a - b).mean() > 1)",
-        "keep the sign":
-            "lambda a, b: bool((a - b).mean().abs() > 2.4*(a - b).std()/len(a)**.5)"},
+    "check_shares": {
+        "what the older iterates keep": SHARES.replace(
+            "decay*share", "(1 - decay)*share").replace("[1 - decay]", "[decay]"),
+        "multiply them by every later decay": "lambda decays: [1.] + [1 - d for d in decays]",
+        "T shares for T - 1 decays": SHARES.replace("return out", "return out[1:]"),
+        "the oldest iterate comes first": SHARES.replace("return out", "return out[::-1]"),
+        "not by its own": SHARES.replace("[1 - decay]", "[decay*(1 - decay)]"),
+        "the share of the first iterate": SHARES.replace("return out", "return out[0]"),
+        "equal shares": "lambda decays: [1/(len(decays) + 1)]*(len(decays) + 1)"},
+    "check_second_moment": {words: MOMENT.replace(*edit) for words, edit in MOMENTS.items()},
 }
-WRONG["check_clipped_views"]["by sqrt(k) C"] = (
-    "lambda g, c: (g*(c/g.flatten(1).norm(dim=1)).clamp(max=1)[:, None, None]).sum((0, 1))")
 WRONG["check_warm_ema"]["the plain mean"] = "lambda iterates, decay: iterates.mean(0)"
-SLOW = {"check_naive_epsilon", "check_clearly_better"}
+WRONG["check_second_moment"]["the plain mean of the squares"] = (
+    "lambda g, s, f, b: ((g**2).mean(0) - s**2).clamp(min=f)")
+SLOW = set()
