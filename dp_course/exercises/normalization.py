@@ -164,7 +164,7 @@ check_without_batchnorm = Exercise(
         "return m"))
 
 # %% ../../nbs/exercises/normalization.ipynb #6afe2483
-def _standardized(weight, gain=1., eps=1e-5):
+def _filters_of(weight, gain=1., eps=1e-5):
     rows = weight.flatten(1)
     c = rows - rows.mean(1, keepdim=True)
     variance = c.square().mean(1, keepdim=True)
@@ -181,7 +181,7 @@ def _by(center=True, correction=0, dims=(1, 2, 3), outside=False, power=.5):
 
 
 def _lengths_one(weight, gain=1., eps=1e-5):
-    rows = _standardized(weight, 1., eps).flatten(1)
+    rows = _filters_of(weight, 1., eps).flatten(1)
     return (gain*rows/rows.shape[1]**.5).view_as(weight)
 
 
@@ -194,7 +194,7 @@ def _learns_through_both(trial):
     direction = trial.normal(*weight.shape)
     trial(weight, gain, eps)  # a blank stops here
     found = []
-    for function in (trial.on_these, _standardized):
+    for function in (trial.on_these, _filters_of):
         w = weight.clone().requires_grad_()
         filters = function(w, gain, eps)
         trial.need(isinstance(filters, torch.Tensor) and filters.requires_grad,
@@ -209,10 +209,10 @@ def _learns_through_both(trial):
 check_standardized = Exercise(
     "check_standardized", "`standardized(weight, gain, eps)`: filters (o,i,h,w), each with mean 0 "
     "and variance 1, times the gain.",
-    truth=_standardized,
+    truth=_filters_of,
     properties={
         "the filter of the text, by hand": [
-            (torch.tensor([1., 2., 3., 6.]).double().view(1, 1, 2, 2), 1., 0.)],
+            (torch.tensor([1., 2., 3., 6.]).double().view(1, 1, 2, 2), 1., 1e-12)],
         "every filter has a mean and a variance of its own": _filters,
         "the gain scales all of them": lambda trial: _filters(trial, trial.uniform(.1, .9)),
         "eps is added to the variance": lambda trial: _filters(trial, 1., .05, .1),
@@ -235,13 +235,13 @@ check_standardized = Exercise(
         "you went across the filters: each filter, axis 0, has its own mean": _by(dims=(0,)),
         "that has length 1: variance 1 means a length of sqrt(n); the gain is given":
             _lengths_one,
-        "the gain is missing": lambda weight, gain=1., eps=1e-5: _standardized(weight, 1., eps),
+        "the gain is missing": lambda weight, gain=1., eps=1e-5: _filters_of(weight, 1., eps),
         "multiply by the gain, do not divide":
-            lambda weight, gain=1., eps=1e-5: _standardized(weight, 1/gain, eps),
+            lambda weight, gain=1., eps=1e-5: _filters_of(weight, 1/gain, eps),
         "eps is missing: use the argument":
-            lambda weight, gain=1., eps=1e-5: _standardized(weight, gain, 0.),
+            lambda weight, gain=1., eps=1e-5: _filters_of(weight, gain, 0.),
         "use the argument eps, not a number of your own":
-            lambda weight, gain=1., eps=1e-5: _standardized(weight, gain, 1e-5),
+            lambda weight, gain=1., eps=1e-5: _filters_of(weight, gain, 1e-5),
         "the variance is taken around the mean: the mean square is another number":
             lambda weight, gain=1., eps=1e-5: gain*(
                 weight - weight.mean((1, 2, 3), keepdim=True))/(
@@ -364,16 +364,25 @@ def _standardized(net):
     return [m for m in net.modules() if hasattr(m, "centred")]
 
 
+_COLUMNS = "those are lengths of columns: a filter is a row of weight.flatten(1)"
+
+
+def _even(lengths):
+    "Whether all of them are 1."
+    return bool((lengths - 1).abs().max() < 1e-5)
+
+
 def _need_filters(trial, new):
     "Mean 0 and length 1, filter by filter."
     for m in _standardized(new):
         rows = m.weight.detach().flatten(1)
         mean = rows.mean(1).abs().max().item()
         lengths = rows.norm(dim=1)
-        even = (lengths - 1).abs().max() < 1e-5
+        even = _even(lengths)
         trial.need(mean < 1e-8, f"a filter has mean {mean:.3g}",
                    "the filters have length 1, and their means are still in them: subtract each "
                    "filter's own mean before you divide by its length" if even else
+                   _COLUMNS if _even(rows.norm(dim=0)) else
                    "subtract each filter's own mean, over all of its weights")
         trial.need(even, f"filters have lengths {lengths.min():.4g} to {lengths.max():.4g}",
                    _why_long(lengths, rows))
@@ -389,10 +398,8 @@ def _why_long(lengths, rows):
         return near[0] if near else "all filters have one length, and it is not 1"
     if abs(rows.norm() - 1) < 1e-5:
         return "the whole tensor has length 1: each filter has its own"
-    if (rows.abs().sum(1) - 1).abs().max() < 1e-5:
+    if _even(rows.abs().sum(1)):
         return "the length is the root of the sum of squares, not the sum of sizes"
-    if (rows.norm(dim=0) - 1).abs().max() < 1e-5:
-        return "those are lengths of columns: a filter is a row of weight.flatten(1)"
     return "divide every filter by its own length, a row of weight.flatten(1) each"
 
 
