@@ -6,6 +6,7 @@
 __all__ = ['check_hook_gradients', 'check_late_sum', 'check_ghost_norms', 'check_conv_ghost', 'check_mixed']
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #9f88d42a
+import contextlib
 import copy
 from functools import partial
 
@@ -75,6 +76,10 @@ def _a_bias_each(model, loss_fn, x, y):
     return _alone(model, loss_fn, x, y)
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #4809d30a
+_ONE_BACK = ("that goes back once for each row: the gradient of the summed losses for every "
+             "layer's output has all rows")
+
+
 def _untouched(trial):
     "The model itself goes to the student, and comes back as it was."
     trial(*_dense(trial, 2, 3))  # a blank stops here
@@ -83,8 +88,15 @@ def _untouched(trial):
     before = copy.deepcopy(model.state_dict())
     calls = []
     listener = model.register_forward_pre_hook(lambda _, args: calls.append(tuple(args[0].shape)))
+    backs = []
+
+    def watch(_, args, out):
+        with contextlib.suppress(RuntimeError):  # under vmap: the shape tells it
+            out.register_hook(lambda g: backs.append(1))
+    watcher = model.register_forward_hook(watch)
     trial.on_these(*case)
     listener.remove()
+    watcher.remove()
     for name, m in model.named_modules():
         trial.need(not m._forward_hooks and not m._backward_hooks,
                    f"layer {name or 'outermost'} still has a hook",
@@ -99,14 +111,14 @@ def _untouched(trial):
     trial.need(calls in ([], [rows]), f"the model saw {calls[:1]}, and the batch is {rows}",
                "that is one copy of the weights for each row: read x and g from one ordinary "
                "pass, by hooks")
+    trial.need(len(backs) <= 1, f"{len(backs)} backward passes", _ONE_BACK)
 
 
 def _one_pass_back(trial):
     "Sixty rows, and few weights: an array of 60 x 60 numbers is a backward pass for each row."
     numbers = trial.largest(*_dense(trial, 60, 3))
     trial.need(numbers < 60*60, f"an array of {numbers:,} numbers",
-               "that goes back once for each row: the gradient of the summed losses for every "
-               "layer's output has all rows")
+               _ONE_BACK)
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #bbfe718d
 check_hook_gradients = Exercise(
@@ -127,6 +139,9 @@ check_hook_gradients = Exercise(
         "that is the gradient of the whole batch: leave b in the einsum's output":
             lambda *case: {name: rows.sum(0, keepdim=True).expand_as(rows)
                            for name, rows in _alone(*case).items()},
+        "the weights' gradients are summed over the batch: leave b in the einsum's output":
+            lambda *case: {name: g.sum(0) if g.dim() == 3 else g
+                           for name, g in _alone(*case).items()},
         "that is each example's share of the *mean* loss: differentiate the sum of the losses":
             lambda *case: {name: g/len(case[2]) for name, g in _alone(*case).items()},
         "the biases are missing: their gradient is g, summed over positions":
@@ -196,6 +211,11 @@ check_late_sum = Exercise(
             lambda x, g, f: torch.einsum("b,bto,bti->oi", f*f, g, x),
         "the factors are used as they come, also those above 1":
             lambda x, g, f: _late_sum(x, g, f.clamp(max=1)),
+        "every example with a factor above 0 counts, also those that were clipped":
+            lambda x, g, f: _late_sum(x, g, f*(f >= 1)),
+        "that is a weighted mean: the sum is asked for, and nothing is divided":
+            lambda x, g, f: _late_sum(x, g, f)/f.sum(),
+        "use the factor itself, not its root": lambda x, g, f: _late_sum(x, g, f.sqrt()),
         "divide nowhere: this is the sum, and the expected batch divides it later":
             lambda x, g, f: _late_sum(x, g, f)/len(x)},
     leaks={
@@ -213,6 +233,11 @@ def _tables(x, g):
     return x @ x.mT, g @ g.mT
 
 
+def _lengths(x):
+    "(b,) length of each example's table."
+    return (x @ x.mT).norm(dim=(1, 2))
+
+
 def _ghost_norms(x, g):
     inputs, outputs = _tables(x, g)
     return (inputs*outputs).sum((1, 2)).clamp(min=0).sqrt()
@@ -227,7 +252,8 @@ def _cancelling(trial):
                "where terms cancel, rounding leaves a little less than 0 under the root: "
                "clamp(min=0)", leaks=True)
     trial.need(got.max() < 1e-5, f"got {got.max():.3g}, expected nearly 0",
-               "inner products have a sign, and may cancel: no absolute values")
+               "inner products have a sign, and may cancel: no absolute values" if got.max() > .5
+               else "keep the precision of x and g, and clamp at 0: what cancels is nearly 0")
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #22bee5f7
 check_ghost_norms = Exercise(
@@ -261,6 +287,11 @@ check_ghost_norms = Exercise(
             lambda x, g: (x.norm(dim=2)*g.norm(dim=2)).sum(1),
         "inner products have a sign, and may cancel: take no absolute values":
             lambda x, g: (_tables(x, g)[0]*_tables(x, g)[1]).abs().sum((1, 2)).sqrt(),
+        "the product of the lengths of the two tables is more than their inner product: multiply "
+        "them number by number, and add up":
+            lambda x, g: (_lengths(x)*_lengths(g)).sqrt(),
+        "those are inner products between channels, not between positions: x @ x.mT":
+            lambda x, g: ((x.mT @ x).sum((1, 2))*(g.mT @ g).sum((1, 2))).abs().sqrt(),
         "that is a mean over positions: the gradient is a sum":
             lambda x, g: _ghost_norms(x, g)/x.shape[1],
         "the root of a mean over the pairs: take the sum":

@@ -84,9 +84,11 @@ check_mixes_rows = Exercise(
         "BatchNorm mixes, GroupNorm does not": _says(
             (lambda: nn.BatchNorm2d(8), True, "a BatchNorm in training mode passed as harmless"),
             (lambda: nn.GroupNorm(2, 8), False,
-             "leave the changed row itself out of the comparison, and allow for rounding")),
+             "a GroupNorm asks no other row: leave the changed row itself out of the comparison, "
+             "and allow for rounding")),
         "what a model does counts, not what its layers are called": _says(
-            (lambda: nn.BatchNorm2d(8).eval(), False, "in evaluation mode a BatchNorm asks nobody"),
+            (lambda: nn.BatchNorm2d(8).eval(), False, "in evaluation mode a BatchNorm asks "
+             "nobody: run the model in the mode in which it comes"),
             (lambda: _AlmostGroupNorm(2, 8), True,
              "its variance comes from the batch: run it and look")),
         "any row, and any other": _says(*(
@@ -127,6 +129,8 @@ def _replaced(make, groups):
         got = [(m.num_groups, m.num_channels) for m in _norms(new)]
         trial.need(got == groups, f"groups and channels {got}, expected {groups}",
                    "four channels a group: c // 4 groups, as `four_a_group(c)` makes them")
+        trial.need(all(m.affine for m in _norms(new)), "a GroupNorm without scale and shift",
+                   "`four_a_group(c)` learns a scale and a shift for each channel, too")
         pairs = zip(new.modules(), model.modules())
         same = [torch.equal(a.weight, b.weight) for a, b in pairs if isinstance(b, nn.Conv2d)]
         trial.need(all(same), "a convolution has other weights",
@@ -200,6 +204,10 @@ def _learns_through_both(trial):
         trial.need(isinstance(filters, torch.Tensor) and filters.requires_grad,
                    "the filters have no gradient", "the weights must learn through the filters: "
                    "no torch.no_grad(), no detach(), no .data")
+        wrong = gap(filters, _filters_of(weight, gain, eps))
+        trial.need(not wrong, f"the filters: {wrong}")
+        trial.need(torch.equal(w, weight), "the raw weights have changed",
+                   "compute new filters, and leave the weights as they are")
         found.append(torch.autograd.grad((filters*direction).sum(), w)[0])
     off = gap(*found)
     trial.need(not off, f"the gradient of the raw weights: {off}",
@@ -235,6 +243,24 @@ check_standardized = Exercise(
         "you went across the filters: each filter, axis 0, has its own mean": _by(dims=(0,)),
         "that has length 1: variance 1 means a length of sqrt(n); the gain is given":
             _lengths_one,
+        "multiply by the gain, and divide by the standard deviation":
+            lambda weight, gain=1., eps=1e-5: gain*(
+                weight - weight.mean((1, 2, 3), keepdim=True))*(
+                weight.var((1, 2, 3), correction=0, keepdim=True) + eps).sqrt(),
+        "the variance is a mean of squares, not of sizes":
+            lambda weight, gain=1., eps=1e-5: gain*(
+                weight - weight.mean((1, 2, 3), keepdim=True))/(
+                (weight - weight.mean((1, 2, 3), keepdim=True)).abs().mean(
+                    (1, 2, 3), keepdim=True) + eps).sqrt(),
+        "those are the raw filters: subtract their means, and divide by their standard deviations":
+            lambda weight, gain=1., eps=1e-5: weight,
+        "those are the raw filters times the gain: first center them and divide them":
+            lambda weight, gain=1., eps=1e-5: gain*weight,
+        "the filters are centred, and not yet divided by their standard deviations":
+            lambda weight, gain=1., eps=1e-5: gain*(weight - weight.mean((1, 2, 3), keepdim=True)),
+        "the filters have length 1 and their means are still in them: subtract the means, and "
+        "divide by the standard deviations": lambda weight, gain=1., eps=1e-5: gain*(
+            weight/weight.square().sum((1, 2, 3), keepdim=True).sqrt()),
         "the gain is missing": lambda weight, gain=1., eps=1e-5: _filters_of(weight, 1., eps),
         "multiply by the gain, do not divide":
             lambda weight, gain=1., eps=1e-5: _filters_of(weight, 1/gain, eps),

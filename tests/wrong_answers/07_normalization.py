@@ -33,6 +33,7 @@ WRONG = {
         "only row 4 reaches the others": MIXES.replace("in range(len(x))", "in [0]"),
         "only row 0 reaches the others": MIXES.replace("in range(len(x))", "in [4]"),
         "answer True or False": "lambda model, x: 'no'",
+        "in the mode in which it comes": MIXES.replace("    with", "    model.train()\n    with"),
         "run it and look": "lambda model, x: any(isinstance(m, nn.BatchNorm2d) and m.training"
                            " for m in model.modules())",
         "passed as harmless": MIXES.replace("    with", "    model.eval()\n    with")},
@@ -41,6 +42,9 @@ WRONG = {
                                                  "                pass\n"),
         "four channels a group": WITHOUT.replace("four_a_group(child.num_features)",
                                                  "nn.GroupNorm(4, child.num_features)"),
+        "a scale and a shift": WITHOUT.replace(
+            "four_a_group(child.num_features)",
+            "nn.GroupNorm(child.num_features//4, child.num_features, affine=False)"),
         "the original has changed": WITHOUT.replace("deepcopy(model)", "model"),
         "it would train the original": WITHOUT.replace(
             "    return replace(deepcopy(model))",
@@ -72,6 +76,15 @@ WRONG = {
         "not a number of your own": STANDARD.replace("variance + eps", "variance + 1e-5"),
         "the mean square is another number": STANDARD.replace("c.square().mean",
                                                               "rows.square().mean"),
+        "leave the weights as they are": STANDARD.replace(
+            "    return", "    weight.data.zero_()\n    return"),
+        "multiply by the gain, and divide": STANDARD.replace("c/(", "c*("),
+        "a mean of squares": STANDARD.replace("c.square()", "c.abs()"),
+        "those are the raw filters:": "lambda weight, gain=1., eps=1e-5: weight",
+        "times the gain:": "lambda weight, gain=1., eps=1e-5: gain*weight",
+        "not yet divided": STANDARD.replace("/(variance + eps).sqrt()", ""),
+        "the filters have length 1": "lambda weight, gain=1., eps=1e-5: gain*F.normalize("
+                                     "weight.flatten(1)).view_as(weight)",
         "do not detach them": STANDARD.replace("(variance + eps)", "(variance.detach() + eps)"),
         "no detach()": STANDARD.replace("weight.flatten(1)", "weight.detach().flatten(1)")},
 }

@@ -52,7 +52,16 @@ HOOKED["goes back once for each row"] = '''def hook_gradients(model, loss_fn, x,
                                is_grads_batched=True)
     return dict(zip(params, each))
 '''
+HOOKED["leave b in the einsum's output"] = HOOKS.replace(
+    'torch.einsum("bto,bti->boi", g, x)', 'torch.einsum("bto,bti->oi", g, x)')
+HOOKED["that goes back once for each row"] = '''def hook_gradients(model, loss_fn, x, y):
+    losses, params = loss_fn(model(x), y), dict(model.named_parameters())
+    rows = [torch.autograd.grad(loss, list(params.values()), retain_graph=True) for loss in losses]
+    return {name: torch.stack(each) for name, each in zip(params, zip(*rows))}
+'''
 SAFE = "torch.where((f > 0)[:, None, None], {}, 0.)"
+LATE = f"lambda x, g, f: (f[:, None, None]*{SAFE.format('g')}).flatten(0, 1).T" \
+       f" @ {SAFE.format('x')}.flatten(0, 1)"
 NORMS = "lambda x, g: ((x @ x.mT)*(g @ g.mT)).sum((1, 2)).clamp(min=0).sqrt()"
 WRONG = {
     "check_ghost_norms": {
@@ -69,6 +78,10 @@ WRONG = {
                                         ".sqrt()",
         "adds up the lengths": "lambda x, g: (x.norm(dim=2)*g.norm(dim=2)).sum(1)",
         "no absolute values": NORMS.replace(".sum", ".abs().sum"),
+        "more than their inner product": "lambda x, g: ((x @ x.mT).norm(dim=(1, 2))*(g @ g.mT)"
+                                         ".norm(dim=(1, 2))).sqrt()",
+        "keep the precision": NORMS.replace("x @ x.mT", "x.float() @ x.float().mT").replace(
+            "g @ g.mT", "g.float() @ g.float().mT"),
         "that is a mean": NORMS + "/x.shape[1]",
         "the root of a mean": NORMS.replace(".sum(", ".mean(").replace(
             ".sqrt()", ".mul(x.shape[1]).sqrt()"),
@@ -87,6 +100,9 @@ WRONG = {
         "it counts twice":
             "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T"
             " @ (f[:, None, None]*x).flatten(0, 1)",
+        "also those that were clipped": LATE.replace("f[:,", "(f*(f >= 1))[:,"),
+        "a weighted mean": LATE + "/f.sum()",
+        "not its root": LATE.replace("f[:,", "f.sqrt()[:,"),
         "divide nowhere":
             "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T @ x.flatten(0, 1)/len(x)"},
 }
