@@ -6,13 +6,13 @@
 __all__ = ['check_hook_gradients', 'check_late_sum', 'check_ghost_norms', 'check_conv_ghost', 'check_mixed']
 
 # %% ../../nbs/exercises/fast_gradients.ipynb #9f88d42a
-import contextlib
 import copy
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._C._functorch import is_batchedtensor
 
 from .cards import Exercise, Refused, below, gap
 
@@ -90,13 +90,13 @@ def _untouched(trial):
     listener = model.register_forward_pre_hook(lambda _, args: calls.append(tuple(args[0].shape)))
     backs = []
 
-    def watch(_, args, out):
-        with contextlib.suppress(RuntimeError):  # under vmap: the shape tells it
-            out.register_hook(lambda g: backs.append(1))
-    watcher = model.register_forward_hook(watch)
-    trial.on_these(*case)
+    def watched(*given):
+        losses = case[1](*given)
+        if losses.requires_grad and not is_batchedtensor(losses):  # there the shape tells it
+            losses.register_hook(lambda g: backs.append(1))
+        return losses
+    trial.on_these(model, watched, *case[2:])
     listener.remove()
-    watcher.remove()
     for name, m in model.named_modules():
         trial.need(not m._forward_hooks and not m._backward_hooks,
                    f"layer {name or 'outermost'} still has a hook",
