@@ -5,7 +5,13 @@
 Every variant gets the same search over rates on held-out images, with privacy and without, and
 five seeds on the test set. Without privacy: the same steps and batches, no clipping, no noise.
 Between the two stands a run that clips and adds no noise: what it loses is the clip's.
+
+    python -m experiments normalization alone
+
+Without GroupNorm, and started better than PyTorch does it: He's initialization, or standardized
+filters with the gain that a ReLU asks for. With privacy only.
 """
+import math
 import sys
 import time
 from functools import lru_cache, partial
@@ -45,6 +51,24 @@ VARIANTS = {
     "GN, ReLU first": GROUPS | EARLY,
     "GN + WS, ReLU first": GROUPS | STANDARDIZED | EARLY,
 }
+RELU_GAIN = math.sqrt(2/(1 - 1/math.pi))  # one over the spread of a ReLU of standard normals
+
+
+class GainConv2d(WSConv2d):
+    "A standardized convolution with the gain of Brock et al. (arXiv 2101.08692) for a ReLU."
+    def centred(self, weight=None):
+        c, f, h = super().centred(weight)
+        return c, RELU_GAIN*f, RELU_GAIN*h
+
+
+def he_conv(*args, **kwargs):
+    "A convolution that keeps the mean square of what comes out of a ReLU (He et al. 2015)."
+    conv = nn.Conv2d(*args, **kwargs)
+    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    return conv
+
+
+ALONE = {"no norm, He": dict(conv=he_conv), "WS with ReLU gain": dict(conv=GainConv2d)}
 
 
 def nothing(channels):
@@ -64,7 +88,7 @@ def network(conv=nn.Conv2d, norm=nothing, order="norm-relu"):
 
 
 def model_of(variant, pixels=196):
-    parts = VARIANTS[variant]
+    parts = (VARIANTS | ALONE)[variant]
     if parts is None:
         return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 10))
     return network(**parts)
@@ -166,4 +190,14 @@ def final(recorded):
             for (variant, way), lr in rates.items() if lr is not None for seed in SEEDS]
 
 
-PARTS = {"tune": tune, "final": final, "all": lambda recorded: tune(recorded) + final(recorded)}
+def alone(recorded):
+    "The search over rates for the networks without GroupNorm, then five seeds."
+    cells = [cell_of("tune", v, "private", lr, TUNING_SEED)
+             for v in ALONE for lr in RATES["private"]]
+    rates = {v: best_rate(v, "private", recorded) for v in ALONE}
+    return cells + [cell_of("final", v, "private", lr, seed)
+                    for v, lr in rates.items() if lr is not None for seed in SEEDS]
+
+
+PARTS = {"tune": tune, "final": final, "all": lambda recorded: tune(recorded) + final(recorded),
+         "alone": alone}

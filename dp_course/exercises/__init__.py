@@ -20,11 +20,12 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "cost": """
         check_affordable check_best_order check_delta_curve check_second_sigma""",
     "fast_gradients": """
-        check_conv_ghost check_hook_gradients check_late_sum check_mixed""",
+        check_conv_ghost check_ghost_norms check_hook_gradients check_late_sum check_mixed""",
     "features": """
         check_channels check_shift_of_first check_view_norms""",
     "normalization": """
-        check_mixes_rows check_raw_norms check_renormalize check_without_batchnorm""",
+        check_mixes_rows check_raw_norms check_renormalize check_standardized
+        check_without_batchnorm""",
     "promise": """
         check_allowed check_coin_answers check_excess check_group_delta check_guilty
         check_laplace_delta check_laplace_noise check_sampled_delta check_sum_moves""",

@@ -44,6 +44,7 @@ from .cost import check_best_order as check_best_order
 from .cost import check_delta_curve as check_delta_curve
 from .cost import check_second_sigma as check_second_sigma
 from .fast_gradients import check_conv_ghost as check_conv_ghost
+from .fast_gradients import check_ghost_norms as check_ghost_norms
 from .fast_gradients import check_hook_gradients as check_hook_gradients
 from .fast_gradients import check_late_sum as check_late_sum
 from .fast_gradients import check_mixed as check_mixed
@@ -53,6 +54,7 @@ from .features import check_view_norms as check_view_norms
 from .normalization import check_mixes_rows as check_mixes_rows
 from .normalization import check_raw_norms as check_raw_norms
 from .normalization import check_renormalize as check_renormalize
+from .normalization import check_standardized as check_standardized
 from .normalization import check_without_batchnorm as check_without_batchnorm
 from .promise import check_allowed as check_allowed
 from .promise import check_coin_answers as check_coin_answers

@@ -21,17 +21,11 @@ WITHOUT = '''def without_batchnorm(model):
         return m
     return replace(deepcopy(model))
 '''
-SQUARE = '''def raw_norms(conv, gg, g1, gc):
-    c, f, h = conv.centred()
-    n, cc = c.shape[1], c.square().sum(1, keepdim=True)
-    square = f**2*(gg - g1**2/n) - (2*f*h - h**2*cc)*gc**2
-    return square.clamp(min=0).sqrt()
-'''
-RENORMALIZE = '''def renormalize(model):
-    for m in model.modules():
-        if isinstance(m, WSConv2d):
-            m.weight.data = F.normalize(m.centred()[0]).view_as(m.weight).detach()
-    return model
+STANDARD = '''def standardized(weight, gain=1., eps=1e-5):
+    rows = weight.flatten(1)
+    c = rows - rows.mean(1, keepdim=True)
+    variance = c.square().mean(1, keepdim=True)
+    return (gain*c/(variance + eps).sqrt()).view_as(weight)
 '''
 WRONG = {
     "check_mixes_rows": {
@@ -39,6 +33,7 @@ WRONG = {
         "only row 4 reaches the others": MIXES.replace("in range(len(x))", "in [0]"),
         "only row 0 reaches the others": MIXES.replace("in range(len(x))", "in [4]"),
         "answer True or False": "lambda model, x: 'no'",
+        "in the mode in which it comes": MIXES.replace("    with", "    model.train()\n    with"),
         "run it and look": "lambda model, x: any(isinstance(m, nn.BatchNorm2d) and m.training"
                            " for m in model.modules())",
         "passed as harmless": MIXES.replace("    with", "    model.eval()\n    with")},
@@ -47,33 +42,49 @@ WRONG = {
                                                  "                pass\n"),
         "four channels a group": WITHOUT.replace("four_a_group(child.num_features)",
                                                  "nn.GroupNorm(4, child.num_features)"),
+        "a scale and a shift": WITHOUT.replace(
+            "four_a_group(child.num_features)",
+            "nn.GroupNorm(child.num_features//4, child.num_features, affine=False)"),
         "the original has changed": WITHOUT.replace("deepcopy(model)", "model"),
         "it would train the original": WITHOUT.replace(
             "    return replace(deepcopy(model))",
             "    same = {id(p): p for p in model.parameters()}\n"
             "    return replace(deepcopy(model, same))")},
-    "check_raw_norms": {
-        "missing its root": SQUARE.replace(".sqrt()", ""),
-        "the mean is still in it": SQUARE.replace("gg - g1**2/n", "gg"),
-        "the cross term comes twice": SQUARE.replace("2*f*h", "f*h"),
-        "the last term is missing": SQUARE.replace(" - h**2*cc", ""),
-        "the cross term is missing": SQUARE.replace("2*f*h -", "-"),
-        "has the other sign: it is a square": SQUARE.replace("- h**2*cc", "+ h**2*cc"),
-        "h is squared in the last term": SQUARE.replace("h**2*cc", "h*cc"),
-        "f is squared in the first term": SQUARE.replace("f**2*", "f*"),
-        "|c| is squared, too": SQUARE.replace("h**2*cc", "h**2*cc.sqrt()"),
-        "the length of c is missing": SQUARE.replace("h**2*cc", "h**2"),
-        "gc is squared": SQUARE.replace("gc**2", "gc"),
-        "n once, not twice": SQUARE.replace("g1**2/n", "g1**2/n**2"),
-        "not of filters": SQUARE.replace("c.shape[1]", "c.shape[0]"),
-        "its derivative is missing": SQUARE.replace("(2*f*h - h**2*cc)", "0")},
-    "check_renormalize": {
-        "only the weights of WSConv2d": RENORMALIZE.replace("WSConv2d", "nn.Conv2d").replace(
-            "m.centred()[0]", "m.weight.flatten(1) - m.weight.flatten(1).mean(1, keepdim=True)"),
-        "each filter's own mean": RENORMALIZE.replace("m.centred()[0]", "m.weight.flatten(1)"),
-        "by its own norm": RENORMALIZE.replace("F.normalize(m.centred()[0])", "m.centred()[0]"),
-        "signs and directions": RENORMALIZE.replace("F.normalize(", "-F.normalize("),
-        "change the model itself": RENORMALIZE.replace(
-            "    for m in",
-            "    from copy import deepcopy\n    model = deepcopy(model)\n    for m in")},
+    "check_standardized": {
+        "one mean and one variance for all filters": STANDARD.replace(
+            "rows.mean(1, keepdim=True)", "rows.mean()").replace(
+            ".mean(1, keepdim=True)\n    return", ".mean()\n    return"),
+        "correction=0": STANDARD.replace("c.square().mean(1, keepdim=True)",
+                                         "rows.var(1, keepdim=True)"),
+        "subtract it before you divide": STANDARD.replace("gain*c/", "gain*rows/"),
+        "divide by the standard deviation": STANDARD.replace(".sqrt()", ""),
+        "under the root": STANDARD.replace("(variance + eps).sqrt()", "(variance.sqrt() + eps)"),
+        "the variance divides by n": STANDARD.replace(
+            "(variance + eps).sqrt()", "(rows.std(1, keepdim=True) + eps)"),
+        "for each position": "lambda weight, gain=1., eps=1e-5: gain*(weight - weight.mean(1, "
+                             "keepdim=True))/(weight.var(1, correction=0, keepdim=True) + eps)"
+                             ".sqrt()",
+        "for each channel": "lambda weight, gain=1., eps=1e-5: gain*(weight - weight.mean((2, 3), "
+                            "keepdim=True))/(weight.var((2, 3), correction=0, keepdim=True) + eps)"
+                            ".sqrt()",
+        "across the filters": "lambda weight, gain=1., eps=1e-5: gain*(weight - weight.mean(0))/("
+                              "weight.var(0, correction=0) + eps).sqrt()",
+        "a length of sqrt(n)": STANDARD.replace("c.square().mean", "c.square().sum"),
+        "the gain is missing": STANDARD.replace("gain*", ""),
+        "do not divide": STANDARD.replace("gain*c", "c/gain"),
+        "eps is missing": STANDARD.replace("variance + eps", "variance"),
+        "not a number of your own": STANDARD.replace("variance + eps", "variance + 1e-5"),
+        "the mean square is another number": STANDARD.replace("c.square().mean",
+                                                              "rows.square().mean"),
+        "leave the weights as they are": STANDARD.replace(
+            "    return", "    weight.data.zero_()\n    return"),
+        "multiply by the gain, and divide": STANDARD.replace("c/(", "c*("),
+        "a mean of squares": STANDARD.replace("c.square()", "c.abs()"),
+        "those are the raw filters:": "lambda weight, gain=1., eps=1e-5: weight",
+        "times the gain:": "lambda weight, gain=1., eps=1e-5: gain*weight",
+        "not yet divided": STANDARD.replace("/(variance + eps).sqrt()", ""),
+        "the filters have length 1": "lambda weight, gain=1., eps=1e-5: gain*F.normalize("
+                                     "weight.flatten(1)).view_as(weight)",
+        "do not detach them": STANDARD.replace("(variance + eps)", "(variance.detach() + eps)"),
+        "no detach()": STANDARD.replace("weight.flatten(1)", "weight.detach().flatten(1)")},
 }

@@ -39,22 +39,56 @@ HOOKED["one forward pass for all rows"] = '''def hook_gradients(model, loss_fn, 
             for i in range(len(x))]
     return {name: torch.stack(each) for name, each in zip(params, zip(*rows))}
 '''
-SAFE = "torch.where((f > 0)[:, None, None], {}, 0.)"
-PATCHES = "F.unfold(x, c.kernel_size, c.dilation, c.padding, c.stride)"
-GHOST = f"""def conv_ghost(c, x, g):
-    patches, back = {PATCHES}, g.flatten(2)
-    return ((patches.mT @ patches)*(back.mT @ back)).sum((1, 2)).sqrt()
-"""
-MIXED = '''def mixed(layers):
-    ghosts = waiting = 0
-    for i, o, kernel, size in layers:
-        t, fan_in = size**2, i*kernel**2
-        ghost = 2*t**2 < fan_in*o
-        ghosts += ghost
-        waiting += t*(fan_in + o) if ghost else fan_in*o
-    return ghosts, waiting
+HOOKED["one copy of the weights for each row"] = '''def hook_gradients(model, loss_fn, x, y):
+    from torch.func import functional_call, grad, vmap
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    def one(params, u, v):
+        return loss_fn(functional_call(model, params, (u[None],)), v[None]).sum()
+    return vmap(grad(one), (None, 0, 0))(params, x, y)
 '''
+HOOKED["goes back once for each row"] = '''def hook_gradients(model, loss_fn, x, y):
+    losses, params = loss_fn(model(x), y), dict(model.named_parameters())
+    each = torch.autograd.grad(losses, list(params.values()), torch.eye(len(x)).to(losses),
+                               is_grads_batched=True)
+    return dict(zip(params, each))
+'''
+HOOKED["leave b in the einsum's output"] = HOOKS.replace(
+    'torch.einsum("bto,bti->boi", g, x)', 'torch.einsum("bto,bti->oi", g, x)')
+HOOKED["that goes back once for each row"] = '''def hook_gradients(model, loss_fn, x, y):
+    losses, params = loss_fn(model(x), y), dict(model.named_parameters())
+    rows = [torch.autograd.grad(loss, list(params.values()), retain_graph=True) for loss in losses]
+    return {name: torch.stack(each) for name, each in zip(params, zip(*rows))}
+'''
+SAFE = "torch.where((f > 0)[:, None, None], {}, 0.)"
+LATE = f"lambda x, g, f: (f[:, None, None]*{SAFE.format('g')}).flatten(0, 1).T" \
+       f" @ {SAFE.format('x')}.flatten(0, 1)"
+NORMS = "lambda x, g: ((x @ x.mT)*(g @ g.mT)).sum((1, 2)).clamp(min=0).sqrt()"
 WRONG = {
+    "check_ghost_norms": {
+        "missing its root": NORMS.replace(".sqrt()", ""),
+        "clamp(min=0)": NORMS.replace(".clamp(min=0)", ""),
+        "one sum for each example": NORMS.replace("sum((1, 2))", "sum()").replace(
+            ".sqrt()", ".sqrt().expand(len(x))"),
+        "with *, not as matrices": NORMS.replace(")*(", ") @ ("),
+        "a product of sums": "lambda x, g: ((x @ x.mT).sum((1, 2))*(g @ g.mT).sum((1, 2)))"
+                             ".clamp(min=0).sqrt()",
+        "holds for one position only": "lambda x, g: x.flatten(1).norm(dim=1)*g.flatten(1)"
+                                       ".norm(dim=1)",
+        "positions are not orthogonal": "lambda x, g: (x.square().sum(2)*g.square().sum(2)).sum(1)"
+                                        ".sqrt()",
+        "adds up the lengths": "lambda x, g: (x.norm(dim=2)*g.norm(dim=2)).sum(1)",
+        "no absolute values": NORMS.replace(".sum", ".abs().sum"),
+        "more than their inner product": "lambda x, g: ((x @ x.mT).norm(dim=(1, 2))*(g @ g.mT)"
+                                         ".norm(dim=(1, 2))).sqrt()",
+        "keep the precision": NORMS.replace("x @ x.mT", "x.float() @ x.float().mT").replace(
+            "g @ g.mT", "g.float() @ g.float().mT"),
+        "that is a mean": NORMS + "/x.shape[1]",
+        "the root of a mean": NORMS.replace(".sum(", ".mean(").replace(
+            ".sqrt()", ".mul(x.shape[1]).sqrt()"),
+        "of the batch's gradient": "lambda x, g: torch.einsum('bto,bti->oi', g, x).norm()"
+                                   ".expand(len(x))",
+        "as large as a gradient": "lambda x, g: torch.einsum('bto,bti->boi', g, x).flatten(1)"
+                                  ".norm(dim=1)"},
     "check_hook_gradients": HOOKED,
     "check_late_sum": {
         "don't multiply it away":
@@ -66,39 +100,9 @@ WRONG = {
         "it counts twice":
             "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T"
             " @ (f[:, None, None]*x).flatten(0, 1)",
+        "also those that were clipped": LATE.replace("f[:,", "(f*(f >= 1))[:,"),
+        "a weighted mean": LATE + "/f.sum()",
+        "not its root": LATE.replace("f[:,", "f.sqrt()[:,"),
         "divide nowhere":
             "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T @ x.flatten(0, 1)/len(x)"},
-    "check_conv_ghost": {
-        "holds for one position only":
-            f"lambda c, x, g: {PATCHES}.flatten(1).norm(dim=1)*g.flatten(1).norm(dim=1)",
-        "positions are not orthogonal":
-            f"lambda c, x, g: ({PATCHES}.square().sum(1)*g.flatten(2).square().sum(1))"
-            ".sum(1).sqrt()",
-        "dilation before padding": GHOST.replace("c.dilation, c.padding", "c.padding, c.dilation"),
-        "take no absolute values": GHOST.replace(".sum((1, 2))", ".abs().sum((1, 2))"),
-        "leave out the bias": GHOST.replace(
-            ".sum((1, 2)).sqrt()", ".sum((1, 2)).add(back.sum(2).square().sum(1)).sqrt()"),
-        "mind dilation": GHOST.replace("c.dilation", "1"),
-        "mind padding": GHOST.replace("c.padding", "0"),
-        "mind stride": GHOST.replace("c.stride", "1"),
-        "missing its root":
-            f"lambda c, x, g: (({PATCHES}.mT @ {PATCHES})*(g.flatten(2).mT @ g.flatten(2)))"
-            ".sum((1, 2))",
-        "these are the gradients":
-            f"lambda c, x, g: (g.flatten(2) @ {PATCHES}.mT).flatten(1).norm(dim=1)",
-        "take inner products between positions":
-            "lambda c, x, g: torch.stack([torch.autograd.grad(c(u[None]), c.weight, v[None])[0]"
-            ".norm() for u, v in zip(x, g)])"},
-    "check_mixed": {
-        "g waits, too": MIXED.replace("t*(fan_in + o) if", "t*fan_in if"),
-        "t is its square": MIXED.replace("t, fan_in = size**2", "t, fan_in = size"),
-        "i*kernel² weights": MIXED.replace("i*kernel**2", "i"),
-        "one table is not enough": MIXED.replace("2*t**2", "t**2"),
-        "t < p is not the rule": MIXED.replace("2*t**2", "t"),
-        "for each layer by itself": '''def mixed(layers):
-    t = max(s*s for *_, s in layers)
-    ghost = 2*t*t < sum(i*o*k*k for i, o, k, _ in layers)
-    waiting = sum(s*s*(i*k*k + o) if ghost else i*o*k*k for i, o, k, s in layers)
-    return ghost*len(layers), waiting
-'''},
 }
