@@ -95,7 +95,7 @@ check_total_rdp = Exercise(
     unsafe=below,
     properties={
         "one group of steps": lambda trial: [(_some_groups(trial, 1), _ORDERS) for _ in range(2)],
-        "three groups": lambda trial: [(_some_groups(trial, 3), _ORDERS)],
+        "three groups": lambda trial: [(_some_groups(trial, 3), _ORDERS) for _ in range(4)],
         "no step: zeros": [([], _ORDERS)],
         "steps that look at everybody, and at nobody":
             [([(1., 2., 7), (0., 2., 9)], np.array([2., 5.]))]},
@@ -160,31 +160,18 @@ check_markov_epsilon = Exercise(
             [(450*_ORDERS, _ORDERS, 1e-3), (5e-8*_ORDERS, _ORDERS, 1e-9)],
         "infinite divergences": [(np.where(_ORDERS > 7, np.inf, _ORDERS*.4), _ORDERS, 1e-5)]},
     slips={
-        "the sign: delta is below 1, so log(1/delta) is what must be added, not log(delta)":
-            _priced(lambda orders, delta: -math.log(1/delta)/(orders - 1)),
         "that is today's conversion, which is smaller; Markov's inequality was asked for":
             _priced(lambda orders, delta: math.log(1/delta)/(orders - 1) + np.log1p(-1/orders)
                     - np.log(orders)/(orders - 1)),
-        "the mean is that of e^((a-1)L): log(1/delta) is divided by a - 1, not by a":
-            _priced(lambda orders, delta: math.log(1/delta)/orders),
         "divide log(1/delta) by a - 1, don't multiply":
             _priced(lambda orders, delta: math.log(1/delta)*(orders - 1)),
-        "the divergence is not divided by a - 1 once more: log(1/delta) alone is":
-            lambda rdp, orders, delta: _markov(
-                np.asarray(rdp)/(np.asarray(orders, float) - 1), orders, delta),
         "the divergence is divided by a - 1 already: do not multiply it again":
             lambda rdp, orders, delta: _markov(
                 np.asarray(rdp)*(np.asarray(orders, float) - 1), orders, delta),
         "log(1/delta) is divided by a - 1: that is what a high order is good for":
             _priced(lambda orders, delta: math.log(1/delta)),
-        "log is the natural logarithm, not that of base 10":
-            _priced(lambda orders, delta: math.log10(1/delta)/(orders - 1)),
         "log is the natural logarithm, not that of base 2":
             _priced(lambda orders, delta: math.log2(1/delta)/(orders - 1)),
-        "delta stands under a logarithm: log(1/delta)":
-            _priced(lambda orders, delta: delta/(orders - 1)),
-        "the price of the conversion is missing: add log(1/delta)/(a - 1)":
-            _priced(lambda orders, delta: 0*orders),
         "every order gives a valid eps: take the smallest, not the largest":
             lambda *case: _markov(*case, best=np.max),
         "every order gives a valid eps: look at all of them, not at the first":
@@ -192,10 +179,21 @@ check_markov_epsilon = Exercise(
         "every order gives a valid eps: look at all of them, not at the last":
             lambda *case: _markov(*case, best=lambda eps: eps[-1]),
         "the smallest eps, not its order": lambda rdp, orders, delta: float(orders[np.argmin(
-            np.asarray(rdp) + math.log(1/delta)/(np.asarray(orders) - 1))]),
-        "the order with the smallest divergence is not the one with the smallest eps":
+            np.asarray(rdp) + math.log(1/delta)/(np.asarray(orders) - 1))])},
+    leaks={
+        "the sign: delta is below 1, so log(1/delta) is what must be added, not log(delta)":
+            _priced(lambda orders, delta: -math.log(1/delta)/(orders - 1)),
+        "the mean is that of e^((a-1)L): log(1/delta) is divided by a - 1, not by a":
+            _priced(lambda orders, delta: math.log(1/delta)/orders),
+        "the divergence is not divided by a - 1 once more: log(1/delta) alone is":
             lambda rdp, orders, delta: _markov(
-                *(np.asarray(v)[[np.argmin(rdp)]] for v in (rdp, orders)), delta)},
+                np.asarray(rdp)/(np.asarray(orders, float) - 1), orders, delta),
+        "log is the natural logarithm, not that of base 10":
+            _priced(lambda orders, delta: math.log10(1/delta)/(orders - 1)),
+        "delta stands under a logarithm: log(1/delta)":
+            _priced(lambda orders, delta: delta/(orders - 1)),
+        "the price of the conversion is missing: add log(1/delta)/(a - 1)":
+            _priced(lambda orders, delta: 0*orders)},
     hints=(
         "Set the last line equal to delta, take the logarithm, and solve for eps.",
         "(a - 1)(D - eps) = log(delta), so eps = D + log(1/delta)/(a - 1): an array, with one eps "
@@ -225,33 +223,39 @@ def _infinite_below(sigma):
     return 2/(sigma - .5) if sigma > .5 else math.inf
 
 
-def _why_sigma(answer, right, eps):
-    "What a wrong multiplier looks like."
-    if answer > 1.001*right:
-        power = math.isclose(2**round(math.log2(answer)), answer, rel_tol=1e-9)
-        return ("that is enough noise, and too much: halve the interval until it is short" if power
-                else "too much noise: go on until the interval is 0.1 % of sigma or shorter")
+def _why_sigma(answer, right, eps, calls):
+    "What a wrong multiplier looks like, found in so many calls."
+    wrong_way = ("if the middle spends too much, the root lies above it: then the middle becomes "
+                 "the lower end")
     if math.isclose(answer, eps, rel_tol=1e-3):
         return "that is the budget: return the noise multiplier"
+    if answer > 1.001*right:
+        if not math.isclose(2**round(math.log2(answer)), answer, rel_tol=1e-9):
+            return "too much noise: go on until the interval is 0.1 % of sigma or shorter"
+        return wrong_way if calls > 8 + abs(math.log2(answer)) else (
+            "that is enough noise, and too much: halve the interval until it is short")
     if answer > .99*right:
         return ("that is the end with too little noise, or rounded to it: return the end that "
                 "spends at most eps")
     if answer < 1e-3*right:
-        return ("if the middle spends too much, the root lies above it: then the middle becomes "
-                "the lower end")
+        return wrong_way
     return "the interval does not hold the root: double the upper end until it has enough noise"
 
 
 def _finds(root, eps, power=1.5, spent=None):
     "A property: enough noise, and less than 0.1 % too much."
     def right(trial):
-        call = spent or _power(root, eps, power)
-        answer = float(trial(call, eps))
+        call, asked = spent or _power(root, eps, power), []
+
+        def counted(sigma):
+            asked.append(sigma)
+            return call(sigma)
+        answer = float(trial(counted, eps))
         numbers = f"for eps={eps:g}: sigma {answer:.6g}, expected {root:.6g} to {1.001*root:.6g}"
         trial.need(math.isfinite(answer) and answer > 0, numbers, "a noise multiplier is a finite "
                    "number above 0")
         enough = call(answer) <= eps*(1 + 1e-12)
-        why = _why_sigma(answer, root, eps)
+        why = _why_sigma(answer, root, eps, len(asked))
         trial.need(enough, numbers + f"; it spends {call(answer):.6g}", why, leaks=True)
         trial.need(answer <= 1.001*root, numbers, why)
     return right
@@ -262,9 +266,9 @@ check_least_sigma = Exercise(
     "and is less than 0.1 % too large.",
     truth=_least_sigma,
     properties={
-        "a little more than 1": _finds(1.37, 3.),
-        "much noise": _finds(37.3, .1, 1.),
-        "little noise": _finds(.043, 8.),
+        "a little more than 1": _finds(1.3704, 3.),
+        "much noise": _finds(37.331, .1, 1.),
+        "little noise": _finds(.04317, 8.),
         "any budget": lambda trial: _finds(trial.uniform(.4, 9.), trial.uniform(.5, 5.),
                                            trial.uniform(1., 2.))(trial),
         "no finite eps below a certain noise": _finds(2.5, 1., spent=_infinite_below)},
