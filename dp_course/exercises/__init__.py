@@ -18,7 +18,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "clipping": """
         check_gradient_sigma check_judge check_next_threshold check_smallest_fair""",
     "cost": """
-        check_affordable check_best_order check_delta_curve check_second_sigma""",
+        check_delta_curve check_gaussian_rdp check_least_sigma check_markov_epsilon
+        check_second_sigma check_total_rdp""",
     "fast_gradients": """
         check_conv_ghost check_ghost_norms check_hook_gradients check_late_sum check_mixed""",
     "features": """
@@ -39,8 +40,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_believable check_cheapest_noise check_delta_apart check_noises_in check_on_grid
         check_parts_of_noise check_seeds_to_claim check_spent""",
     "sampling": """
-        check_fair_coins check_poisson_by_jumps check_room_for check_safe_epsilon
-        check_size_stats""",
+        check_caught check_fair_coins check_poisson_batch check_poisson_by_jumps
+        check_safe_epsilon check_sampled_rdp""",
     "scaling": """
         check_advise check_crossover check_enough_steps check_smallest_batch""",
     "segmentation": """

@@ -1,24 +1,25 @@
 "Wrong answers to the exercises of 04_cost: check -> words of the diagnosis -> code."
-ORDER = '''def best_order(rdp, orders, steps, delta):
-    eps = steps*rdp + math.log(1/delta)/(orders - 1)
-    i = eps.argmin()
-    return eps[i], orders[i]
+TOTAL = '''def total_rdp(history, orders):
+    total = np.zeros(len(orders))
+    for q, sigma, steps in history:
+        total = total + steps*rdp_sampled_gaussian(q, sigma, orders)
+    return total
 '''
-CURVE = '''def delta_curve(first, masses, h, steps, eps):
-    p = np.ones(1)
-    for _ in range(steps):
-        p = np.convolve(p, masses)
-    loss = h*(steps*first + np.arange(len(p)))
-    share = np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))
-    return share@p + 1 - masses.sum()**steps
+MARKOV = '''def markov_epsilon(rdp, orders, delta):
+    eps = rdp + math.log(1/delta)/(orders - 1)
+    return eps.min()
 '''
-STEPS = '''def affordable(q, sigma, delta, eps):
-    low, high = 0, 2**16
-    while high - low > 1:
-        mid = (low + high)//2
-        fits = epsilon(q=q, sigma=sigma, steps=mid, delta=delta) <= eps
-        low, high = (mid, high) if fits else (low, mid)
-    return low
+LEAST = '''def least_sigma(spent, eps):
+    low, high = 0., 1.
+    while spent(high) > eps:
+        low, high = high, 2*high
+    while high - low > 5e-4*high:
+        middle = (low + high)/2
+        if spent(middle) > eps:
+            low = middle
+        else:
+            high = middle
+    return high
 '''
 SIGMA = '''def second_sigma(first, t, steps, q, eps, delta):
     def over(log_s):
@@ -32,50 +33,63 @@ SIGMA = '''def second_sigma(first, t, steps, q, eps, delta):
 
 def edited(right, **edits):
     "Diagnosis -> the right answer with one place changed."
+    assert all(edit[0] in right for edit in edits.values())
     return {words: right.replace(*edit) for words, edit in edits.items()}
 
 
 WRONG = {
-    "check_best_order": edited(ORDER, **{
-        "that is one step": ("steps*rdp", "rdp"),
-        "add the divergences first": ("steps*rdp + math.log(1/delta)/(orders - 1)",
-                                      "steps*(rdp + math.log(1/delta)/(orders - 1))"),
-        "divided by a - 1": ("(orders - 1)", "orders"),
-        "not the largest": ("argmin", "argmax"),
-        "not at the first": ("eps.argmin()", "0"),
+    "check_gaussian_rdp": {
+        "sigma squared": "lambda s, a: np.asarray(a)/(2*s)",
+        "a factor 1/2 is missing": "lambda s, a: np.asarray(a)/s**2",
+        "divide the logarithm by a - 1": "lambda s, a: np.asarray(a)*(np.asarray(a) - 1)/(2*s**2)",
+        "not by a": "lambda s, a: (np.asarray(a) - 1)/(2*s**2)",
+        "that is the mean itself":
+            "lambda s, a: np.exp(np.minimum(700, np.asarray(a)*(np.asarray(a) - 1)/(2*s**2)))",
+        "for the mean under P": "lambda s, a: (np.asarray(a) - 2)/(2*s**2)",
+        "P/Q has -1 in it": "lambda s, a: np.asarray(a)**2/(2*s**2)/(np.asarray(a) - 1)",
+        "not +1": "lambda s, a: np.asarray(a)*(np.asarray(a) + 1)/(2*s**2)/(np.asarray(a) - 1)",
+        "grows with the order": "lambda s, a: [1/(2*s**2)]*len(a)"},
+    "check_total_rdp": edited(TOTAL, **{
+        "counts `steps` times": ("steps*rdp", "rdp"),
+        "without a root": ("steps*rdp", "math.sqrt(steps)*rdp"),
+        "the last group alone": ("total + steps", "steps"),
+        "the first group alone": ("in history:", "in history[:1]:"),
+        "do not take the largest": ("total = total + steps*rdp_sampled_gaussian(q, sigma, orders)",
+            "total = np.maximum(total, steps*rdp_sampled_gaussian(q, sigma, orders))"),
+        "without the coin": ("rdp_sampled_gaussian(q, ", "rdp_sampled_gaussian(1., "),
+        "is not a factor q": ("rdp_sampled_gaussian(q, ", "q*rdp_sampled_gaussian(1., "),
+        "no further factor q": ("steps*rdp", "q*steps*rdp"),
+        "do not add up the orders": ("return total", "return total.sum()"),
+        "no mean over the groups": ("return total", "return total/max(1, len(history))"),
+        "no average rate": ("    for q", "    if history:\n        q, s, n = map(np.array, "
+            "zip(*history))\n        history = [(np.average(q, weights=n), np.average(s, "
+            "weights=n), n.sum())]\n    for q")}),
+    "check_markov_epsilon": edited(MARKOV, **{
+        "not by a": ("(orders - 1)", "orders"),
+        "not the largest": ("min()", "max()"),
+        "not at the first": ("eps.min()", "eps[0]"),
+        "not at the last": ("eps.min()", "eps[-1]"),
         "Markov's inequality was asked": (
             "math.log(1/delta)/(orders - 1)", "math.log(1/delta)/(orders - 1) "
             "+ np.log1p(-1/orders) - np.log(orders)/(orders - 1)"),
-        "the index of the order": ("orders[i]", "i"),
-        "in this order": ("eps[i], orders[i]", "orders[i], eps[i]"),
-        "natural logarithm": ("math.log(1/delta)", "math.log10(1/delta)"),
+        "not its order": ("eps.min()", "orders[eps.argmin()]"),
+        "not that of base 10": ("math.log(1/delta)", "math.log10(1/delta)"),
+        "not that of base 2": ("math.log(1/delta)", "math.log2(1/delta)"),
         "don't multiply": ("/(orders - 1)", "*(orders - 1)"),
-        "once more": ("steps*rdp +", "steps*rdp/(orders - 1) +"),
+        "once more": ("rdp +", "rdp/(orders - 1) +"),
+        "do not multiply it again": ("rdp +", "rdp*(orders - 1) +"),
+        "stands under a logarithm": ("math.log(1/delta)", "delta"),
+        "price of the conversion is missing": ("math.log(1/delta)", "0"),
         "the sign": ("math.log(1/delta)", "math.log(delta)")}),
-    "check_delta_curve": edited(CURVE, **{
-        "only the share": ("np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))",
-                           "loss > eps[:, None]"),
-        "add its probability": (" + 1 - masses.sum()**steps", ""),
-        "one infinite loss among the steps": ("1 - masses.sum()**steps",
-                                              "(1 - masses.sum())*(steps > 0)"),
-        "so convolve": ("    p = np.ones(1)\n    for _ in range(steps):\n"
-                        "        p = np.convolve(p, masses)\n",
-                        "    p, h, steps = masses, steps*h, 1\n"),
-        "starts at steps*first": ("steps*first", "first*(steps > 0)"),
-        "not steps*(1 - sum)": ("1 - masses.sum()**steps", "steps*(1 - masses.sum())"),
-        "not one fewer": ("masses.sum()**steps", "masses.sum()**max(0, steps - 1)"),
-        "1 minus that": ("1 - masses.sum()**steps", "masses.sum()**steps"),
-        "the exponent's sign": ("eps[:, None] - loss", "loss - eps[:, None]"),
-        "no share is negative": ("np.maximum(0, 1 - np.exp(np.minimum(0, eps[:, None] - loss)))",
-                                 "1 - np.exp(eps[:, None] - loss)"),
-        "a single step": ("    p = np.ones(1)", "    p, steps = np.ones(1), min(steps, 1)"),
-        "times their place": ("h*(steps", "(steps")}),
-    "check_affordable": edited(STEPS, **{
-        "one fewer": ("return low", "return high"),
-        "one step short": ("return low", "return max(0, low - 1)"),
-        "in proportion": ("    low, high = 0, 2**16\n", "    return int(eps/epsilon(q=q, "
-                          "sigma=sigma, steps=1, delta=delta))\n    low, high = 0, 2**16\n"),
-        "RDP's answer": ("delta=delta)", "delta=delta, accountant=RDPAccountant)")}),
+    "check_least_sigma": edited(LEAST, **{
+        "the end with too little noise": ("return high", "return low"),
+        "or rounded to it": ("return high", "return math.floor(1e3*high)/1e3"),
+        "that is the budget": ("return high", "return eps"),
+        "halve the interval": ("    while high - low > 5e-4*high:", "    while False:"),
+        "0.1 % of sigma": ("5e-4*high:", ".02*high:"),
+        "becomes the lower end": ("spent(middle) > eps", "spent(middle) < eps"),
+        "double the upper end": ("    while spent(high) > eps:\n        low, high = high, 2*high\n",
+                                 "")}),
     "check_second_sigma": edited(SIGMA, **{
         "the wrong side": (".9995*eps", "1.0005*eps"),
         "without a first part": (".step(q, first, t)", ""),
@@ -92,6 +106,8 @@ WRONG = {
         "you have them the other way round": ("first, t).step(q, math.exp(log_s), steps - t)",
                                               "first, steps - t).step(q, math.exp(log_s), t)"),
         "that is the first part's noise": ("    return math.exp(brentq(over, -2., 7., xtol=1e-5))",
-                                           "    return first")}),
+                                           "    return first"),
+        # no typical plan: one sentence in every case, not the plan that fits a case by chance
+        "both parts together spend": ("    return math.exp", "    return 1.07*math.exp")}),
 }
-SLOW = {"check_affordable", "check_second_sigma"}  # hundreds of compositions each
+SLOW = {"check_second_sigma"}  # hundreds of compositions each
