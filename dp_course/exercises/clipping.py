@@ -225,6 +225,10 @@ check_next_threshold = Exercise(
             lambda C, *rest: C + math.log(_update(C, *rest)/C),
         "C times an exponential: 1 + x is not the same, and can turn negative":
             lambda C, *rest: C*(1 + math.log(_update(C, *rest)/C)),
+        "e to the power, and not another base: math.exp":
+            lambda C, *rest: C*2**math.log(_update(C, *rest)/C),
+        "add the noise to the sum of the bits":
+            lambda C, norms, noise, *rest: _update(C, norms, -noise, *rest),
         "the wrong way, and without the 1/2 that centring took away":
             lambda C, *rest: C*C/_update(C, *rest, back=0.),
         "a noised fraction may lie outside [0, 1]: cut off, it errs to one side":
@@ -249,6 +253,9 @@ check_next_threshold = Exercise(
         "a mean of the bits divides by the batch that came, and the noise is not divided at all":
             lambda C, norms, noise, batch_size, quantile, lr: _update(
                 C, norms, noise*max(1, len(norms)), max(1, len(norms)), quantile, lr),
+        "a quantile of the lengths themselves has no bound: count, and noise the count":
+            lambda C, norms, noise, batch_size, quantile, lr:
+                norms.quantile(quantile).item() if len(norms) else C,
         "bits of 1 and -1 let one person move the count by 1, and the noise is made for 1/2":
             lambda *case: _update(*case, (1., -1.)),
         "without noise the fraction leaks":

@@ -77,6 +77,10 @@ WRONG = {
                                                            "bits.sum().item()/batch_size + noise"),
         "the fraction leaks": UPDATE.replace(" + noise", ""),
         "you count those who are clipped": UPDATE.replace("norms <= C", "norms > C"),
+        "and not another base": UPDATE.replace("math.exp(", "2**("),
+        "add the noise to the sum": UPDATE.replace("+ noise", "- noise"),
+        "count, and noise the count":
+            "lambda C, norms, *rest: norms.quantile(rest[2]).item() if len(norms) else C",
         "add them up and divide by batch_size": UPDATE.replace(
             "(bits.sum().item() + noise)/batch_size", "bits.mean().item() + noise/batch_size"),
         "not divided at all": UPDATE.replace("(bits.sum().item() + noise)/batch_size",
