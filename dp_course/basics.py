@@ -4,24 +4,19 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'seed_all', 'near', 'panels', 'figure', 'machine', 'pick_device', 'peak_memory_mb', 'synchronize',
-           'is_watched', 'progress', 'check_number', 'check_kind', 'check_count', 'refuse_unknown', 'Parser',
-           'data_root', 'keep_memory']
+           'is_watched', 'progress', 'check_number', 'check_kind', 'check_count', 'Parser', 'data_root', 'keep_memory']
 
 # %% ../nbs/workshop/basics.ipynb #5d124c17
 import argparse
 import ctypes
-import inspect
 import numbers
 import os
 import platform
 import random
 import sys
 import warnings
-from difflib import get_close_matches
-from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -255,96 +250,6 @@ def check_count(
         whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         if not (whole and least <= value <= most):
             raise ValueError(f"{name}={value!r:.80}: pass an integer from {least:,} to {most:,}")
-
-# %% ../nbs/workshop/basics.ipynb #c4ec0007
-_ELSEWHERE = {  # what others say -> what to write: the first that the call takes, or a place for it
-    "epsilon target_epsilon eps": ["eps={}", "PrivacyPlan(..., eps={})"],
-    "target_delta delta": ["delta={}", "PrivacyPlan(..., delta={})"],
-    "noise_multiplier noise sigma": ["sigma={}", "PrivacyPlan(..., sigma={})"],
-    "sample_rate q": ["q={}", "batch_size={}*n", "PrivacyPlan(..., batch_size={}*n)"],
-    "lot_size expected_batch_size batch_size":
-        ["batch_size={}", "q={}/n", "PrivacyPlan(..., batch_size={})"],
-    "num_steps iterations steps": ["steps={}", "PrivacyPlan(..., steps={})"],
-    "epochs": ["epochs={}", "steps=round({}/q)", "PrivacyPlan(..., epochs={})"],
-    "num_examples n": ["n={}", "PrivacyPlan(..., n={})"],
-    "max_grad_norm l2_norm_clip max_norm":
-        ["max_norm={}", "clip=FlatClip({})", "Trainer(..., clip=FlatClip({}))"],
-    "clip": ["Trainer(..., clip={})"],
-    "learning_rate lr": ["lr={}", "optimizer=partial(torch.optim.SGD, lr={})",
-                         "Trainer(..., optimizer=partial(torch.optim.SGD, lr={}))"],
-    "criterion loss": ["loss_fn={}"], "metrics": ["metric={}"], "module": ["model={}"],
-    "microbatches max_physical_batch_size": ["micro_batch={}"],
-    "data_loader": ["data={}.dataset"], "alphas": ["orders={}"],
-    "scheduler": ["callbacks=[Schedule(lr, shape, plan.steps)]"],
-    "device": ["Trainer(model.to({}), ...)"],
-}
-_ELSEWHERE = {word: ours for words, ours in _ELSEWHERE.items() for word in words.split()}
-
-
-def _not_here(who, name, value, known):
-    "Say what an argument that does not exist is called here, or where it goes."
-    ours = [text for text in _ELSEWHERE.get(name, ())
-            if text[0].isupper() or text.split("=")[0] in known]
-    ours += [f"{near}={{}}" for near in get_close_matches(name, known, 1)]
-    value = f"{value!r:.40}"
-    advice = f"write {ours[0].format(value)}" if ours else f"it takes {', '.join(known)}"
-    return f"{who} takes no {name}={value}: {advice}"
-
-
-def _misfit(who, signature, args, asked):  # str; "" if the call fits
-    "Say which argument of a call does not exist, wants its name, is there twice, or is missing."
-    parameters = list(signature.parameters.values())
-    if parameters and parameters[0].name in ("self", "cls"):
-        parameters, args = parameters[1:], args[1:]
-    kinds = {p.kind for p in parameters}
-    parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    known = [p.name for p in parameters]
-    places = [p.name for p in parameters if p.kind != p.KEYWORD_ONLY]
-    given = places[:len(args)]
-    needed = [p.name for p in parameters if p.default is p.empty]
-    missing = [name for name in needed if name not in (*given, *asked)]
-    strange = [name for name in asked if name not in known]
-    if strange and (missing or inspect.Parameter.VAR_KEYWORD not in kinds):
-        return _not_here(who, strange[0], asked[strange[0]], known)
-    if len(args) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        named = ", ".join(f"{name}=..." for name in known if name not in places)
-        only = f"only {', '.join(places)}" if places else "nothing"
-        return (f"{who} takes {only} without a name, and got {len(args)} values: "
-                f"write {named or 'no more'}")
-    for name in [name for name in given if name in asked]:
-        return f"{who} got {name} twice, by its place and by its name: write it once"
-    if missing:
-        named = ", ".join(f"{name}=..." for name in missing)
-        return f"{who} lacks {', '.join(missing)}: write {named}"
-    return ""
-
-
-_T = TypeVar("_T")  # editors know what it was: the same comes back
-
-
-def refuse_unknown(
-    thing:_T,  # a class or a function
-) -> _T:       # the same; a call that does not fit is answered in words
-    "Say how an argument that is called otherwise elsewhere is called here, and which is missing."
-    # Whoever calls it so gets a ValueError instead of Python's TypeError
-    is_class = isinstance(thing, type)
-    inner = thing.__init__ if is_class else thing
-
-    @wraps(inner)  # the signature stays
-    def checked(*args, **asked):
-        try:
-            return inner(*args, **asked)
-        except TypeError:
-            who = type(args[0]).__name__ if is_class else inner.__name__
-            wrong = _misfit(who, inspect.signature(inner), args, asked)
-            if not wrong:  # another TypeError, from deeper inside
-                raise
-        raise ValueError(wrong)
-
-    if not is_class:
-        return checked
-    thing.__init__ = checked
-    return thing
 
 # %% ../nbs/workshop/basics.ipynb #c5fb9a83
 class Parser(argparse.ArgumentParser):

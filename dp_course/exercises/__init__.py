@@ -16,7 +16,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         AGAIN Blank Card Exercise PROGRESS Progress Refused Trial above below fresh_copy gap
         has_no_end how_far is_noise judge_generator listed mine record used_generator""",
     "clipping": """
-        check_gradient_sigma check_judge check_next_threshold check_smallest_fair""",
+        check_bias_and_noise check_gradient_sigma check_judge check_next_threshold
+        check_smallest_fair""",
     "cost": """
         check_delta_curve check_gaussian_rdp check_least_sigma check_markov_epsilon
         check_second_sigma check_total_rdp""",
@@ -43,7 +44,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_caught check_fair_coins check_poisson_batch check_poisson_by_jumps
         check_safe_epsilon check_sampled_rdp""",
     "scaling": """
-        check_advise check_crossover check_enough_steps check_smallest_batch""",
+        check_crossover check_matched_rate check_points_lost check_run_snr check_smallest_batch
+        check_step_noises""",
     "segmentation": """
         check_agreement check_dice check_own_share""",
     "start": """

@@ -35,6 +35,7 @@ from .cards import listed as listed
 from .cards import mine as mine
 from .cards import record as record
 from .cards import used_generator as used_generator
+from .clipping import check_bias_and_noise as check_bias_and_noise
 from .clipping import check_gradient_sigma as check_gradient_sigma
 from .clipping import check_judge as check_judge
 from .clipping import check_next_threshold as check_next_threshold
@@ -91,10 +92,12 @@ from .sampling import check_poisson_batch as check_poisson_batch
 from .sampling import check_poisson_by_jumps as check_poisson_by_jumps
 from .sampling import check_safe_epsilon as check_safe_epsilon
 from .sampling import check_sampled_rdp as check_sampled_rdp
-from .scaling import check_advise as check_advise
 from .scaling import check_crossover as check_crossover
-from .scaling import check_enough_steps as check_enough_steps
+from .scaling import check_matched_rate as check_matched_rate
+from .scaling import check_points_lost as check_points_lost
+from .scaling import check_run_snr as check_run_snr
 from .scaling import check_smallest_batch as check_smallest_batch
+from .scaling import check_step_noises as check_step_noises
 from .segmentation import check_agreement as check_agreement
 from .segmentation import check_dice as check_dice
 from .segmentation import check_own_share as check_own_share

@@ -726,7 +726,7 @@ def test_the_recipe_runs(method):
 def test_the_record_tells_the_truth():
     rows = sweep("clipping")
     keys = {(row["stage"], row["method"], row["speed"], row["seed"]) for row in rows}
-    assert len(rows) == len(keys) == 66 + 55
+    assert len(rows) == len(keys) == 96 + 80
     for row in rows:
         assert 2.99 < row["eps"] <= 3 and row["q"] == row["batch_size"]/row["n"]
     flat = next(row for row in rows if row["method"].startswith("flat"))

@@ -18,7 +18,33 @@ JUDGE = '''def judge(a, b):
         return "no verdict"
     return "better" if t > 0 else "worse"
 '''
+ERRORS = '''def bias_and_noise(grads, C, sigma, batch_size):
+    factors = (C/grads.norm(dim=1, keepdim=True)).clamp(max=1)
+    bias = (factors*grads).mean(0) - grads.mean(0)
+    noise = sigma*C*grads.shape[1]**.5/batch_size
+    return bias.norm().item(), noise
+'''
 WRONG = {
+    "check_bias_and_noise": {
+        "the factor is at most 1": ERRORS.replace(".clamp(max=1)", ""),
+        "you clipped their mean": ERRORS.replace(
+            "(factors*grads).mean(0)", "grads.mean(0)*min(1, C/grads.mean(0).norm())"),
+        "not each of its entries": ERRORS.replace("(factors*grads)", "grads.clamp(-C, C)"),
+        "did not divide by n": ERRORS.replace(".mean(0)", ".sum(0)"),
+        "not by the batch size": ERRORS.replace("(factors*grads).mean(0) - grads.mean(0)",
+                                                "(factors*grads - grads).sum(0)/batch_size"),
+        "subtract the true mean": ERRORS.replace(" - grads.mean(0)", ""),
+        "have a length of sqrt(d)": ERRORS.replace("*grads.shape[1]**.5", ""),
+        "not d times": ERRORS.replace("**.5", ""),
+        "not its rows": ERRORS.replace("grads.shape[1]", "len(grads)"),
+        "divide it by the batch size": ERRORS.replace("/batch_size", ""),
+        "not by the examples in the table": ERRORS.replace("/batch_size", "/len(grads)"),
+        "sigma times C": ERRORS.replace("sigma*C", "sigma"),
+        "the bias first": ERRORS.replace("bias.norm().item(), noise", "noise, bias.norm().item()"),
+        "a length of its own": ERRORS.replace("grads.norm(dim=1, keepdim=True)", "grads.norm()"),
+        "not the difference of two lengths": ERRORS.replace(
+            "bias.norm().item()", "((factors*grads).mean(0).norm() - grads.mean(0).norm()).item()"),
+        "the root of the bias is missing": ERRORS.replace("bias.norm()", "bias.square().sum()")},
     "check_smallest_fair": {
         "a mean of 0 has no sign": FAIR.replace("== sign", "in (sign, 0)"),
         "the last C that is not fair": FAIR.replace("return k/2", "return (k - 1)/2"),
@@ -33,6 +59,12 @@ WRONG = {
         C -= .5
     return C
 ''',
+        "not the clipped mean with 0": FAIR.replace("mean().sign() == sign", "mean() > 0"),
+        "0.5 is not always fair": "lambda pulls: .5",
+        "one step of the grid is 0.5": FAIR.replace("return k/2", "return k"),
+        "that is the longest pull": "lambda pulls: pulls.abs().max().item()",
+        "and not 0.5, 1.5": FAIR.replace("k/2", "(k - .5)"),
+        "do not double C": FAIR.replace("k/2", "2.**(k - 2)"),
         "nobody is clipped": "lambda pulls: math.ceil(2*pulls.abs().max().item())/2"},
     "check_next_threshold": {
         "which is private": UPDATE.replace("/batch_size", "/max(1, len(norms))"),
@@ -45,6 +77,17 @@ WRONG = {
                                                            "bits.sum().item()/batch_size + noise"),
         "the fraction leaks": UPDATE.replace(" + noise", ""),
         "you count those who are clipped": UPDATE.replace("norms <= C", "norms > C"),
+        "and not another base": UPDATE.replace("math.exp(", "2**("),
+        "add the noise to the sum": UPDATE.replace("+ noise", "- noise"),
+        "count, and noise the count":
+            "lambda C, norms, *rest: norms.quantile(rest[2]).item() if len(norms) else C",
+        "add them up and divide by batch_size": UPDATE.replace(
+            "(bits.sum().item() + noise)/batch_size", "bits.mean().item() + noise/batch_size"),
+        "not divided at all": UPDATE.replace("(bits.sum().item() + noise)/batch_size",
+                                             "bits.mean().item() + noise"),
+        "the expected size is a constant": UPDATE.replace("/batch_size", "/len(norms)"),
+        "can turn negative": UPDATE.replace("math.exp(-lr*(fraction - quantile))",
+                                            "(1 - lr*(fraction - quantile))"),
         "norm of exactly C": UPDATE.replace("norms <= C", "norms < C")},
     "check_gradient_sigma": {
         "not the shares themselves": "lambda s, b: 1/(1/s - 1/(2*b))",
