@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_exposure check_found_at check_log_ratio check_missing_gradient check_pin_chance
         check_share_right""",
     "audit": """
-        check_coins_needed check_survivor check_verdicts""",
+        check_eps_at_least check_moved_by check_share_at_least check_survivor check_verdicts""",
     "averages": """
         check_clearly_better check_clipped_views check_naive_epsilon check_warm_ema""",
     "by_hand": """

@@ -8,7 +8,9 @@ from .attacks import check_log_ratio as check_log_ratio
 from .attacks import check_missing_gradient as check_missing_gradient
 from .attacks import check_pin_chance as check_pin_chance
 from .attacks import check_share_right as check_share_right
-from .audit import check_coins_needed as check_coins_needed
+from .audit import check_eps_at_least as check_eps_at_least
+from .audit import check_moved_by as check_moved_by
+from .audit import check_share_at_least as check_share_at_least
 from .audit import check_survivor as check_survivor
 from .audit import check_verdicts as check_verdicts
 from .averages import check_clearly_better as check_clearly_better

@@ -245,7 +245,8 @@ check_share_right = Exercise(
         "the others are the share 1 - prior": lambda t, f, p: p*t/(p*t + f),
         "that is the share of all people who are accused rightly: divide by all the accused":
             lambda t, f, p: p*t,
-        "that is the share of accusations that are wrong": lambda t, f, p: 1 - _share_right(t, f, p),
+        "that is the share of accusations that are wrong":
+            lambda t, f, p: 1 - _share_right(t, f, p),
         "members are found at the rate tpr, others accused at the rate fpr: you swapped them":
             lambda t, f, p: p*f/(p*f + (1 - p)*t),
         "prior is the share of the members, not of the others":
@@ -286,12 +287,12 @@ check_pin_chance = Exercise(
             lambda k, n, e, d: min(1., math.exp(e)/n + d),
         "that is the chance without the training: it may grow by the factor e^eps":
             lambda k, n, e, d: k/n,
-        "Bayes' rule for two worlds: here a set of outputs gains at most a factor e^eps, plus delta":
+        "Bayes' rule for two worlds: here a set of outputs gains a factor e^eps, plus delta":
             lambda k, n, e, d: math.exp(e)*k/(math.exp(e)*k + n - k) + d,
         "e^eps grows with eps: no minus": lambda k, n, e, d: min(1., math.exp(-e)*k/n + d),
         "the base is e, not 2": lambda k, n, e, d: min(1., 2**e*k/n + d)},
     hints=(
-        "\"The PIN is among the first on my list\" is a set S of outputs. How probable is it without "
-        "the training?",
+        "\"The PIN is among the first on my list\" is a set S of outputs. How probable is it "
+        "without the training?",
         "Without it: first/candidates. With it: at most e^eps times that, plus delta.",
         "`min(1., math.exp(eps)*first/candidates + delta)`"))
