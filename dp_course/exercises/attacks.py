@@ -129,6 +129,20 @@ check_log_ratio = Exercise(
             lambda c, a, s, b, t: _log_normal(c, a, s),
         "a normal density is given by its std: you passed the variance":
             lambda c, a, s, b, t: _log_ratio(c, a, s**2, b, t**2),
+        "the distances are squared: z is negative below the mean":
+            lambda c, a, s, b, t: (c - a)/s - (c - b)/t,
+        "the logarithm of a ratio is a difference of two logarithms, not their sum":
+            lambda c, a, s, b, t: _log_normal(c, a, s) + _log_normal(c, b, t) - math.log(2*math.pi),
+        "the logarithm of a ratio is a difference of two logarithms, not their ratio":
+            lambda c, a, s, b, t: (_log_normal(c, a, s) - math.log(2*math.pi)/2)/(
+                _log_normal(c, b, t) - math.log(2*math.pi)/2),
+        "ln(std_out/std_in), not of the variances":
+            lambda c, a, s, b, t: _log_ratio(c, a, s, b, t) + torch.log(t/s),
+        "where the others' density is higher the logarithm is negative: leave it so":
+            lambda *args: _log_ratio(*args).clamp(min=0),
+        "that compares areas up to c: densities at c are asked for":
+            lambda c, a, s, b, t: torch.special.log_ndtr((c - a)/s)
+            - torch.special.log_ndtr((c - b)/t),
         "that is which mean is nearer: divide each distance by the std of its side":
             lambda c, a, s, b, t: ((c - b)**2 - (c - a)**2)/2},
     hints=(
@@ -177,6 +191,16 @@ check_exposure = Exercise(
         "that is log2 of the rank: subtract it from log2 of the number of candidates":
             lambda v, s: math.log2(_rank(v, s)),
         "that is log2 of rank/N: the sign is the wrong way round": lambda v, s: -_exposure(v, s),
+        "that is the ratio N/rank: its logarithm to the base 2 is asked for":
+            lambda v, s: len(v)/_rank(v, s),
+        "there are as many candidates as losses, not always 10,000":
+            lambda v, s: math.log2(10_000/_rank(v, s)),
+        "its place in the list is no rank: count the smaller losses":
+            lambda v, s: math.log2(len(v)/(1 + s)),
+        "argsort says which candidate is at a rank, not which rank a candidate has":
+            lambda v, s: math.log2(len(v)/(1 + v.argsort()[s].item())),
+        "take the logarithm of the rank before you subtract it":
+            lambda v, s: math.log2(len(v)) - _rank(v, s),
         "a loss is no probability among candidates: use its rank":
             lambda v, s: math.log2(len(v)) + torch.log_softmax(-v, 0)[s].item()/math.log(2)},
     hints=(
@@ -217,6 +241,16 @@ check_missing_gradient = Exercise(
             -others.mean(0) - (len(others) + 1)*decay*W,
         "the sum runs over people, the first axis":
             lambda W, others, decay: -others.sum((0, 1)) - (len(others) + 1)*decay*W,
+        "both terms go to the other side: minus the decay, too; and n counts you, too":
+            lambda W, others, decay: _missing(W, others, decay, 1, sign=-1),
+        "n is one more than the others, not two": lambda W, others, decay:
+            _missing(W, others, decay, -1),
+        "n is the number of people, not of classes": lambda W, others, decay:
+            -others.sum(0) - len(W)*decay*W,
+        "the gradient of the decay is n decay W: not divided by n, not squared":
+            lambda W, others, decay: -others.sum(0) - (len(others) + 1)*decay*W**2,
+        "no mean: the equation adds up": lambda W, others, decay:
+            -(others.sum(0) + decay*W)/(len(others) + 1),
         "the others are missing": lambda W, others, decay: -(len(others) + 1)*decay*W},
     hints=(
         "Write the equation as: yours + the sum of the others' + n decay W = 0.",
@@ -251,6 +285,9 @@ check_share_right = Exercise(
             lambda t, f, p: p*f/(p*f + (1 - p)*t),
         "prior is the share of the members, not of the others":
             lambda t, f, p: _share_right(t, f, 1 - p),
+        "fpr is the share of the others who are accused, not of those who are not":
+            lambda t, f, p: p*t/(p*t + (1 - p)*(1 - f)),
+        "not every member is accused: a share tpr of them is": lambda t, f, p: p/(p + (1 - p)*f),
         "that is the odds: divide by all accusations, right and wrong":
             lambda t, f, p: p*t/((1 - p)*f) if f else math.inf,
         "that is how many are accused at all": lambda t, f, p: p*t + (1 - p)*f},
@@ -278,6 +315,8 @@ check_pin_chance = Exercise(
         "a probability is at most 1": [(1, 100, 9., 1e-5), (90, 100, 1., 0.)]},
     slips={
         "a probability is at most 1": lambda k, n, e, d: math.exp(e)*k/n + d,
+        "delta counts before the probability is cut at 1":
+            lambda k, n, e, d: min(1., math.exp(e)*k/n) + d,
         "the factor is e^eps": lambda k, n, e, d: min(1., max(1., e)*k/n + d),
         "delta is added: with that probability anything may happen":
             lambda k, n, e, d: min(1., math.exp(e)*k/n),

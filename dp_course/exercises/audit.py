@@ -62,6 +62,17 @@ check_share_at_least = Exercise(
             lambda k, n, a: _lower(n - k, n, a),
         "no success shows nothing: the bound is 0, and the beta distribution has no parameter 0":
             lambda k, n, a: stats.beta.ppf(a, k, n - k + 1) if k else math.nan,
+        "Hoeffding's bound holds, but it is wider than Clopper and Pearson's":
+            lambda k, n, a: k/n - math.sqrt(math.log(1/a)/(2*n)),
+        "Hoeffding's bound holds, too, but it is wider than Clopper and Pearson's":
+            lambda k, n, a: max(0., k/n - math.sqrt(math.log(1/a)/(2*n))),
+        "those are Jeffreys' parameters, half-way to the upper bound: k and n - k + 1":
+            lambda k, n, a: stats.beta.ppf(a, k + .5, n - k + .5),
+        "the second parameter is n - k + 1, not n": lambda k, n, a: stats.beta.ppf(a, k, n),
+        "the parameters are swapped: k first, then n - k + 1":
+            lambda k, n, a: stats.beta.ppf(a, n - k + 1, k) if k else 0.,
+        "the quantile itself is the bound: do not subtract it from 1":
+            lambda k, n, a: 1 - _lower(k, n, a) if k else 0.,
         "that is a distribution function, not a quantile: ppf":
             lambda k, n, a: stats.beta.cdf(a, k, n - k + 1) if k else 0.,
         "that is a count: ppf of the binomial distribution; divide, and it is still another bound":
@@ -105,7 +116,8 @@ check_eps_at_least = Exercise(
     properties={
         "200 found, 3 accused, of 1,000": [(200, 3, 1000, .01, .05)],
         "any attack": lambda trial: [_attack(trial) for _ in range(6)],
-        "nobody accused": [(300, 0, 1000, 1e-5, .05)],
+        "nobody accused": [(300, 0, 1000, 1e-5, .05), (40, 0, 1000, 1e-5, .05)],
+        "few found": [(30, 2, 1000, 1e-3, .05), (12, 0, 5000, 0., .01)],
         "counts that show nothing": [(50, 60, 1000, 1e-5, .05), (0, 0, 1000, 1e-5, .05)],
         "everybody is accused": [(1000, 1000, 1000, 1e-5, .05)]},
     slips={
@@ -205,6 +217,13 @@ def _alone(step, examples, newcomer, bound):
     return (after - before).norm().item()/bound
 
 
+def _instead(step, examples, newcomer, bound):
+    "Replace the last example."
+    x, y = (torch.cat([old[:-1], new]) for old, new in zip(examples, newcomer))
+    after, before = (flat(step(*rows, fresh(0))["gradient"]) for rows in ((x, y), examples))
+    return (after - before).norm().item()/bound
+
+
 def _lengths_apart(step, examples, newcomer, bound):
     after, before = _pair(step, examples, newcomer)
     return (after.norm() - before.norm()).abs().item()/bound
@@ -227,6 +246,13 @@ check_moved_by = Exercise(
         "one length over all tensors: flat puts them into one vector": _by_tensor,
         "the newcomer joins the others: D and D + z": _alone,
         "subtract the two vectors, and then take the length": _lengths_apart,
+        "the newcomer comes last in x and in y, or labels change their owners":
+            lambda s, d, z, b: _moved_by(
+                lambda x, y, g: s(torch.cat([x[-1:], x[:-1]]) if len(y) > len(d[1]) else x, y, g),
+                d, z, b),
+        "one more example, not one instead of another": _instead,
+        "a length has no signs: the root of the sum of squares, not a mean":
+            lambda s, d, z, b: (lambda u, v: (u - v).mean().item()/b)(*_pair(s, d, z)),
         "the newcomer joins once": lambda s, d, z, b: _moved_by(
             s, d, [torch.cat([part, part]) for part in z], b),
         "the length is the root of the sum of squares, not the sum of absolute values":

@@ -40,6 +40,10 @@ WRONG = {
         "its logarithm is asked for":
             RATIO % "((z_out**2 - z_in**2)/2 + torch.log(std_out/std_in)).exp()",
         "second density is missing": RATIO % "-z_in**2/2 - torch.log(std_in)",
+        "distances are squared": RATIO % "z_in - z_out",
+        "not of the variances": RATIO % "(z_out**2 - z_in**2)/2 + 2*torch.log(std_out/std_in)",
+        "leave it so":
+            RATIO % "((z_out**2 - z_in**2)/2 + torch.log(std_out/std_in)).clamp(min=0)",
         "you passed the variance": RATIO % (
             "torch.distributions.Normal(mean_in, std_in**2).log_prob(c) "
             "- torch.distributions.Normal(mean_out, std_out**2).log_prob(c)")},
@@ -48,6 +52,9 @@ WRONG = {
         "base 2": EXPOSURE % (RANK, BITS.replace("log2", "log")),
         "one too many": EXPOSURE % (RANK.replace("<", "<="), BITS),
         "an equal loss is not": EXPOSURE % ("(losses <= losses[secret]).sum().item()", BITS),
+        "that is the ratio N/rank": EXPOSURE % (RANK, "len(losses)/rank"),
+        "not always 10,000": EXPOSURE % (RANK, "math.log2(10_000/rank)"),
+        "argsort says": EXPOSURE % ("1 + losses.argsort()[secret].item()", BITS),
         "that is the rank": EXPOSURE % (RANK, "rank"),
         "that is log2 of the rank": EXPOSURE % (RANK, "math.log2(rank)"),
         "the sign is the wrong way round":
@@ -58,6 +65,7 @@ WRONG = {
         "minus the decay, too": MISSING % "-others.sum(0) + (len(others) + 1)*decay*W",
         "the decay is missing": MISSING % "-others.sum(0)",
         "counts n times": MISSING % "-others.sum(0) - decay*W",
+        "not of classes": MISSING % "-others.sum(0) - len(W)*decay*W",
         "no mean": MISSING % "-others.mean(0) - (len(others) + 1)*decay*W"},
     "check_share_right": {
         "the prior is missing": SHARE % "tpr/(tpr + fpr)",
@@ -65,6 +73,7 @@ WRONG = {
         "divide by all the accused": SHARE % "prior*tpr",
         "accusations that are wrong":
             SHARE % "(1 - prior)*fpr/(prior*tpr + (1 - prior)*fpr)",
+        "not of those who are not": SHARE % "prior*tpr/(prior*tpr + (1 - prior)*(1 - fpr))",
         "you swapped them": SHARE % "prior*fpr/(prior*fpr + (1 - prior)*tpr)"},
     "check_pin_chance": {
         "at most 1": PIN % "math.exp(eps)*first/candidates + delta",

@@ -39,6 +39,8 @@ WRONG = {
         "one-sided": SHARE % "float(stats.beta.ppf(alpha/2, k, n - k + 1)) if k else 0.",
         "not at 1 - alpha": SHARE % "float(stats.beta.ppf(1 - alpha, k, n - k + 1)) if k else 0.",
         "second parameter": SHARE % "float(stats.beta.ppf(alpha, k, n - k)) if k else 0.",
+        "Hoeffding": SHARE % "k/n - math.sqrt(math.log(1/alpha)/(2*n))",
+        "Jeffreys": SHARE % "float(stats.beta.ppf(alpha, k + .5, n - k + .5))",
         "shows nothing": SHARE % "float(stats.beta.ppf(alpha, k, n - k + 1))",
         "normal approximation":
             SHARE % "k/n + stats.norm.ppf(alpha)*math.sqrt(k/n*(1 - k/n)/n)"},
@@ -62,6 +64,9 @@ WRONG = {
         "must be the same in both": MOVED % ("fresh(0), fresh(1)", "x, y", LENGTH),
         "a new generator": MOVED % ("[fresh(0)]*2", "x, y", LENGTH),
         "joins the others": MOVED % (SEEDS, "*newcomer", LENGTH),
+        "instead of another": MOVED % (
+            SEEDS, "torch.cat([examples[0][:-1], newcomer[0]]), "
+            "torch.cat([examples[1][:-1], newcomer[1]])", LENGTH),
         "subtract the two vectors": MOVED % (
             SEEDS, "x, y", "abs(flat(after['gradient']).norm().item() "
             "- flat(before['gradient']).norm().item())/bound"),
