@@ -1,6 +1,6 @@
 """What a trained model says of its training data: a planted secret, and a whole image.
 
-    python -m experiments.memorization        ten minutes of one thread
+    python -m experiments.memorization        twelve minutes of one thread
 
 A text model reads made-up sentences, one of which holds a PIN of four digits; the attacker ranks
 all 10,000 PINs by how likely the trained model finds the sentence (Carlini et al. 2019, *The
@@ -9,7 +9,8 @@ the PIN first, 1.44 on average for a PIN that it never saw.
 
 A linear model is trained to the optimum on digits; the attacker knows all other images and solves
 for the missing one (Balle, Cherubin & Hayes 2022, *Reconstructing Training Data with Informed
-Adversaries*, on generalized linear models).
+Adversaries*, on generalized linear models). What he finds is compared with the true image and with
+digits that he has never seen: how many of these are more alike?
 """
 import json
 import math
@@ -32,8 +33,8 @@ LENGTH, CONTEXT = 28, 8  # characters of a sentence; characters that a predictio
 NAMES = "anna ben carl dora emil fay gus hana ida jon kim lea max nora otto pia".split()
 SENTENCES, BATCH, STEPS, DELTA = 1000, 100, 400, 1e-4
 COPIES = 1, 8            # sentences with the same PIN; the unit of privacy is one sentence
-EPS = None, 8., 1.       # None: neither clip nor noise
-SEEDS = range(3)
+EPS = None, math.inf, 3.  # None: neither clip nor noise; inf: the clip alone (sigma .01)
+SEEDS = range(6)
 
 
 # ---- a secret in a text
@@ -88,7 +89,8 @@ def trained(x, eps, seed):
     torch.manual_seed(seed)
     model = NextCharacter()
     if eps is not None:
-        plan = PrivacyPlan(n=len(x), batch_size=BATCH, steps=STEPS, eps=eps, delta=DELTA)
+        noise = dict(eps=1e7, sigma=.01) if eps == math.inf else dict(eps=eps)
+        plan = PrivacyPlan(n=len(x), batch_size=BATCH, steps=STEPS, delta=DELTA, **noise)
         Trainer(model, Examples(x, x), plan, loss_fn=per_sentence, clip=FlatClip(.1), seed=seed,
                 optimizer=partial(DPAdam, lr=.01)).fit()
         return model
@@ -116,7 +118,8 @@ def secrets():
                 with torch.enable_grad():
                     model = trained(x, eps, seed)
                 new = encoded(made_up(500, generator))
-                rows.append(dict(copies=copies, eps=eps, seed=seed, exposure=exposure(model, pin),
+                rows.append(dict(copies=copies, eps="clip alone" if eps == math.inf else eps,
+                                 seed=seed, exposure=exposure(model, pin),
                                  exposure_of_another=exposure(model, other),
                                  held_out_loss=per_sentence(model(new), new).mean().item(),
                                  seconds=round(time.perf_counter() - began, 1)))
@@ -127,7 +130,7 @@ def secrets():
 # ---- an image from the optimum
 
 LAMBDA, KNOWN, TARGETS = .01, 499, 10  # weight decay; images the attacker knows; images in turn
-NOISY = None, 1000., 100., 10., 1.     # eps of the release
+NOISY = None, 1e6, 1e5, 1e4, 1e3, 1e2, 3.  # eps of the release
 
 
 def unit_rows(x):
@@ -154,42 +157,51 @@ def optimum(x, y):
 def missing_image(w, x, y, n):
     "The n-th image, from the optimum and the other n - 1: all gradients and the decay add to 0."
     p = (x @ w.T).softmax(1) - F.one_hot(y, 10)
-    rest = -(n*LAMBDA*w + p.T @ x)               # (10,d): (p - y) of the missing one, times itself
-    row = rest[rest.norm(dim=1).argmax()]
-    return row/row[-1]                           # the constant of the image is known
+    rest = -(n*LAMBDA*w + p.T @ x)    # (10,d): (p - y) of the missing one, times itself, and noise
+    row = torch.linalg.svd(rest).Vh[0]  # the row whose multiples come closest to all ten
+    return row/row[-1]                  # the constant of the image is known
+
+
+def alike(found, image):
+    "Cosines of what was found with images (...,d), without the constant."
+    return torch.cosine_similarity(found[:-1], image[..., :-1], dim=-1)
 
 
 def images():
-    "A row per target and eps: how far the image that the attacker solves for is from the true one."
+    "A row per target and eps: how much the image that is solved for is like the true one."
     data = load("digits")
-    x, y = unit_rows(data.normalize(data.train_x).double()), data.train_y
-    test_x = unit_rows(data.normalize(data.test_x).double())
+    everything = torch.cat([data.train_x, data.test_x])
+    x, y = unit_rows(data.normalize(everything).double()), data.train_y
+    train, test_x = x[:len(y)], x[len(y):]
+    strangers = x[TARGETS + KNOWN:]
     rows, shown = [], {}
     n = KNOWN + 1
     for target in range(TARGETS):
         idx = torch.tensor([target, *range(TARGETS, TARGETS + KNOWN)])
-        w = optimum(x[idx], y[idx])
-        others, theirs = x[idx[1:]], y[idx[1:]]
-        true = x[target]/x[target, -1]
-        near = (others/others[:, -1:] - true).norm(dim=1).min().item()
-        for eps in NOISY:
+        w = optimum(train[idx], y[idx])
+        others, theirs = train[idx[1:]], y[idx[1:]]
+        for i, eps in enumerate(NOISY):
             # replacing one image moves the optimum by 2 sqrt(2)/(n LAMBDA) at most: gradients
             # are no longer than sqrt(2), and the loss is LAMBDA-strongly convex
             std = 0.
             if eps:
                 std = gaussian_sigma(eps=eps, delta=1e-5)*2*2**.5/(n*LAMBDA)
-            noise = torch.randn(w.shape, generator=torch.Generator().manual_seed(target),
-                                dtype=torch.float64)
+            generator = torch.Generator().manual_seed(100*target + i)  # noise of its own
+            noise = torch.randn(w.shape, generator=generator, dtype=torch.float64)
             released = w + std*noise
             found = missing_image(released, others, theirs, n)
+            cosine = alike(found, train[target]).item()
             score = ((test_x @ released.T).argmax(1) == data.test_y).double().mean().item()
-            rows.append(dict(target=target, eps=eps, distance=(found - true).norm().item(),
-                             nearest_known=near, length=true.norm().item(), test_accuracy=score))
+            rows.append(dict(
+                target=target, eps=eps, cosine=cosine, test_accuracy=score,
+                nearest_known=alike(train[target], others).max().item(),
+                more_alike=(alike(found, strangers) > cosine).double().mean().item()))
             if target < 3:
-                shown.setdefault(str(eps), []).append([round(v, 3) for v in found[:-1].tolist()])
-        shown.setdefault("true", []).append([round(v, 3) for v in true[:-1].tolist()])
+                image = found[:-1]/found[:-1].norm()
+                shown.setdefault(str(eps), []).append([round(v, 3) for v in image.tolist()])
         print(rows[-len(NOISY)], rows[-1], flush=True)
-    shown["true"] = shown["true"][:3]
+    images = [train[i, :-1]/train[i, :-1].norm() for i in range(3)]
+    shown["true"] = [[round(v, 3) for v in image.tolist()] for image in images]
     return rows, shown
 
 

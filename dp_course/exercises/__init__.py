@@ -5,8 +5,11 @@ from dp_course import _door
 __getattr__, __dir__, __all__ = _door(__name__, {
     "architecture": """
         check_fair_choice check_gap_interval check_tempered check_whole_bill""",
+    "attacks": """
+        check_exposure check_found_at check_log_ratio check_missing_gradient check_pin_chance
+        check_share_right""",
     "audit": """
-        check_coins_needed check_survivor check_verdicts""",
+        check_eps_at_least check_moved_by check_share_at_least check_survivor check_verdicts""",
     "averages": """
         check_second_moment check_shares check_warm_ema""",
     "by_hand": """

@@ -2,7 +2,15 @@ from .architecture import check_fair_choice as check_fair_choice
 from .architecture import check_gap_interval as check_gap_interval
 from .architecture import check_tempered as check_tempered
 from .architecture import check_whole_bill as check_whole_bill
-from .audit import check_coins_needed as check_coins_needed
+from .attacks import check_exposure as check_exposure
+from .attacks import check_found_at as check_found_at
+from .attacks import check_log_ratio as check_log_ratio
+from .attacks import check_missing_gradient as check_missing_gradient
+from .attacks import check_pin_chance as check_pin_chance
+from .attacks import check_share_right as check_share_right
+from .audit import check_eps_at_least as check_eps_at_least
+from .audit import check_moved_by as check_moved_by
+from .audit import check_share_at_least as check_share_at_least
 from .audit import check_survivor as check_survivor
 from .audit import check_verdicts as check_verdicts
 from .averages import check_second_moment as check_second_moment

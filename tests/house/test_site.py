@@ -37,8 +37,9 @@ needs_browser = pytest.mark.skipif(
     and "DP_COURSE_BROWSER" not in os.environ,
     reason="no Playwright or no Chromium here: make test-docs installs both")
 SHOWN = ["index", "01_promise", "04_cost", "05_sampling", "09_clipping", "14_results",
-         "17_audit", "i_want", "from_opacus", "house", "workshop/index", "workshop/privacy/pld",
-         "api/index", "api/privacy.accounting", "api/training.trainer", "genindex"]
+         "16_attacks", "17_audit", "i_want", "from_opacus", "house", "workshop/index",
+         "workshop/privacy/pld", "api/index", "api/privacy.accounting", "api/training.trainer",
+         "genindex"]
 WIDEST = """Math.max(...['html', 'body', '.main', '.content', '.article-container', 'article']
     .flatMap(s => [...document.querySelectorAll(s)]).map(e => e.scrollWidth))"""
 PHONE = dict(width=390, height=844)
