@@ -47,5 +47,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "start": """
         check_is_right check_mean_error check_rms check_secrets""",
     "trainer": """
-        check_micro_sum check_must_pay check_noise_for check_private_accuracy""",
+        check_checkpoint check_must_pay check_noise_for check_private_accuracy
+        check_private_step""",
 })

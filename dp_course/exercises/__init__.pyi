@@ -98,7 +98,8 @@ from .start import check_is_right as check_is_right
 from .start import check_mean_error as check_mean_error
 from .start import check_rms as check_rms
 from .start import check_secrets as check_secrets
-from .trainer import check_micro_sum as check_micro_sum
+from .trainer import check_checkpoint as check_checkpoint
 from .trainer import check_must_pay as check_must_pay
 from .trainer import check_noise_for as check_noise_for
 from .trainer import check_private_accuracy as check_private_accuracy
+from .trainer import check_private_step as check_private_step
