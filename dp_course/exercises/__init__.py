@@ -31,7 +31,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "public_start": """
         check_centred check_noise_length check_own_rate check_paired""",
     "resnet20": """
-        check_compare check_eps_of_rows check_eps_when_cut""",
+        check_compare check_eps_of_rows check_private_loop""",
     "results": """
         check_best_of check_row check_search_cost""",
     "rooms": """

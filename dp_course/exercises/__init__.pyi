@@ -70,7 +70,7 @@ from .public_start import check_own_rate as check_own_rate
 from .public_start import check_paired as check_paired
 from .resnet20 import check_compare as check_compare
 from .resnet20 import check_eps_of_rows as check_eps_of_rows
-from .resnet20 import check_eps_when_cut as check_eps_when_cut
+from .resnet20 import check_private_loop as check_private_loop
 from .results import check_best_of as check_best_of
 from .results import check_row as check_row
 from .results import check_search_cost as check_search_cost

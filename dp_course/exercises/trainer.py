@@ -417,6 +417,12 @@ _NEEDED = {
             "is repeated is paid for twice; keep the seed"}
 
 
+def _is_part(run, name):
+    "Whether a run has it, and it is no method."
+    part = getattr(run, name, None) if isinstance(name, str) else None
+    return part is not None and (hasattr(part, "state_dict") or not callable(part))
+
+
 def _saved(trial):
     "A run that was killed, and what was kept of it."
     run = _Killed(*_batch(trial, 16), "its own", set())
@@ -425,7 +431,7 @@ def _saved(trial):
     kept = trial.on_these(run)
     trial.need(isinstance(kept, dict), f"got a {type(kept).__name__}",
                "a dict: the name of a part of the run -> its state")
-    lost = [name for name in kept if not isinstance(name, str) or not hasattr(run, name)]
+    lost = [name for name in kept if not _is_part(run, name)]
     trial.need(not lost, f"the run has no part {lost[:1]}", "the names are those of the run's "
                "parts, such as 'model' for run.model")
     return run, kept

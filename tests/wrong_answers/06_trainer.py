@@ -58,7 +58,7 @@ WRONG = {
         "try all of them": ("digest()[:8]", "digest()[:4]"),
         "the whole t": ("step {t}", "step {t % 1000}"),
         "the bytes as they are": (BYTES, BYTES.replace("()", "().abs()", 1)),
-        "whoever knows one knows": (RETURN, Z + "    return torch.cat([z[:len(z)//2]]*2)\n"),
+        "gives the other away": (RETURN, Z + "    return torch.cat([z[:len(z)//2]]*2)\n"),
         "the first and the last one": (RETURN, Z + "    z.view(-1)[0] = 0\n    return z\n"),
         "another shape": (RETURN, Z + "    return z.clamp(-3, 3)\n"),
         "put a separator": ("{seed}, step {t}: ", "{seed}{t}"),
