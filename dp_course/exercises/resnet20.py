@@ -6,8 +6,6 @@
 __all__ = ['check_private_loop', 'check_eps_of_rows', 'check_compare']
 
 # %% ../../nbs/exercises/resnet20.ipynb #c8140c6b
-import math
-import statistics
 from functools import partial
 from types import SimpleNamespace
 
