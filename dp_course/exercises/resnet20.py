@@ -74,6 +74,19 @@ def _loop(run, steps, normal=True, divisor=None, bound=None, once=False, add=Fal
     return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)
 
 
+def _private_loop(run, steps):
+    "The course's own."
+    plan = run.plan
+    for _ in range(steps):
+        rows, labels = run.data.rows(poisson_indices(plan.n, plan.q, run.coins))
+        total, _ = run.engine(run.model, run.loss_fn, run.data.normalize(rows), labels, run.clip)
+        mean = noisy_mean(total, run.clip.std(plan.sigma), plan.batch_size, run.noise)
+        for name, p in run.model.named_parameters():
+            p.grad = mean[name].to(p.dtype)
+        run.optimizer.step()
+    return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)
+
+
 _MISTAKES = {  # the diagnosis -> a loop like it; whether it breaks privacy
     "the weights have not moved: give every p its p.grad, then run.optimizer.step()": (
         lambda run, steps: 0., False),
@@ -164,6 +177,7 @@ def _from_its_generator(trial):
 check_private_loop = Exercise(
     "check_private_loop", "`private_loop(run, steps)`: some private steps; it returns the eps "
     "that they have spent.",
+    truth=_private_loop,
     properties={
         "four steps without noise": _four_steps,
         "eps of the steps that were taken": _spent,

@@ -69,6 +69,17 @@ def _step(run, x, y, bound=None, divisor=None, over=False, add=False):
     return mean
 
 
+def _private_step(run, x, y):
+    "The course's own."
+    total, _ = loop_grad_sum(run.model, run.loss_fn, x, y, run.clip)
+    noise = run.charge(total)
+    mean = noisy_mean(total, run.clip.std(run.sigma), run.batch_size, noise)
+    for name, p in run.model.named_parameters():
+        p.grad = mean[name].to(p.dtype)
+    run.optimizer.step()
+    return mean
+
+
 def _by_hand(run, x, y):
     "Steps of the same rate that the optimizer does not take."
     before = _flat(run.model)
@@ -197,6 +208,7 @@ def _from_the_charge(trial):
 check_private_step = Exercise(
     "check_private_step", "`private_step(run, x, y)`: one step of DP-SGD on the rows of a batch; "
     "it returns the noised mean, a dict.",
+    truth=_private_step,
     properties={
         "two steps without noise": _two_steps,
         "`charge` gets the clipped sum, once, before anything moves": _charged,
@@ -409,6 +421,12 @@ class _Killed:
         self.t += 1
 
 
+def _checkpoint(run):
+    "The course's own."
+    return deepcopy({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(),
+                     "t": run.t, "seed": run.seed})
+
+
 _NEEDED = {
     "model": "the weights are missing: run.model.state_dict()",
     "optimizer": "the momentum is lost: run.optimizer has a state, too",
@@ -525,6 +543,7 @@ def _in_a_file(trial):
 check_checkpoint = Exercise(
     "check_checkpoint", "`checkpoint(run)`: a dict, the name of a part of the run -> its state; "
     "with it a fresh run goes on as if nothing had happened.",
+    truth=_checkpoint,
     properties={
         "a fresh run that gets it goes on with the same bits": _goes_on,
         "it stays as it is while the run goes on": _holds_still,

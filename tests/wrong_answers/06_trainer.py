@@ -128,7 +128,7 @@ WRONG = {
         "the weights are missing": ('"model": run.model.state_dict(), ', ""),
         "copy them": ("copy.deepcopy(", "("),
         "went back in time": ('"seed": run.seed', '"seed": run.seed, "ledger": run.ledger'),
-        "no part": ('"t": run.t', '"step": run.t'),
+        "those of the run's": ('"t": run.t', '"step": run.t'),
         "the private rows": ('"seed": run.seed', '"seed": run.seed, "x": run.x, "y": run.y'),
         "has a state_dict()": ("run.model.state_dict()", "list(run.model.parameters())")}),
 }
