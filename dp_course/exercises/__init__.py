@@ -37,7 +37,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "public_start": """
         check_centred check_noise_length check_own_rate check_paired""",
     "resnet20": """
-        check_compare check_eps_of_rows check_eps_when_cut""",
+        check_compare check_eps_of_rows check_private_loop""",
     "results": """
         check_best_of check_row check_search_cost""",
     "rooms": """
@@ -54,7 +54,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "start": """
         check_is_right check_mean_error check_rms check_secrets""",
     "trainer": """
-        check_micro_sum check_must_pay check_noise_for check_private_accuracy""",
+        check_checkpoint check_must_pay check_noise_for check_private_accuracy
+        check_private_step""",
     "views": """
         check_clipped_views check_mean_noises check_naive_epsilon""",
 })

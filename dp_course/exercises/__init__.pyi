@@ -82,7 +82,7 @@ from .public_start import check_own_rate as check_own_rate
 from .public_start import check_paired as check_paired
 from .resnet20 import check_compare as check_compare
 from .resnet20 import check_eps_of_rows as check_eps_of_rows
-from .resnet20 import check_eps_when_cut as check_eps_when_cut
+from .resnet20 import check_private_loop as check_private_loop
 from .results import check_best_of as check_best_of
 from .results import check_row as check_row
 from .results import check_search_cost as check_search_cost
@@ -113,10 +113,11 @@ from .start import check_is_right as check_is_right
 from .start import check_mean_error as check_mean_error
 from .start import check_rms as check_rms
 from .start import check_secrets as check_secrets
-from .trainer import check_micro_sum as check_micro_sum
+from .trainer import check_checkpoint as check_checkpoint
 from .trainer import check_must_pay as check_must_pay
 from .trainer import check_noise_for as check_noise_for
 from .trainer import check_private_accuracy as check_private_accuracy
+from .trainer import check_private_step as check_private_step
 from .views import check_clipped_views as check_clipped_views
 from .views import check_mean_noises as check_mean_noises
 from .views import check_naive_epsilon as check_naive_epsilon

@@ -297,10 +297,8 @@ def shows_progress(desk, lesson, exercises, solved=1):
 
 # --- three lessons
 
-RIGHT_SUM = """def micro_sum(model, loss_fn, x, y, clip, size):
-    pieces = zip(x.split(size), y.split(size))
-    parts = [loop_grad_sum(model, loss_fn, u, v, clip)[0] for u, v in pieces]
-    return {name: sum(part[name] for part in parts) for name in parts[0]}"""
+RIGHT_BILL = """def must_pay(events):
+    return len({event for event in events if event[0] == "noised"})"""
 
 
 def test_second_lesson(desk):
@@ -388,7 +386,7 @@ def test_trainer(desk):
     desk.shot("lesson")
     ran(desk, "06_trainer")
     desk.sees("Diagram(", "diagram")
-    desk.sees('"Private accuracy nears', "figure")
-    wrong = RIGHT_SUM.replace("in pieces]", "in pieces if len(u) == size]")
-    wrongly_and_rightly(desk, "check_micro_sum", wrong, "the last rows are lost", RIGHT_SUM)
-    shows_progress(desk, "06_trainer", 4)
+    desk.sees('"The first steps cost', "figure")
+    wrong = RIGHT_BILL.replace("{event for", "{event[1:3] for")
+    wrongly_and_rightly(desk, "check_must_pay", wrong, "the same step with another sum", RIGHT_BILL)
+    shows_progress(desk, "06_trainer", 5)

@@ -28,17 +28,21 @@ LOOK = '''def private_accuracy(trainer, x, y, sigma):
     noisy = trainer.noisy("private accuracy", count, sensitivity=1., sigma=sigma, asked=rows)
     return float(noisy)/len(y)
 '''
-PIECES = '''def micro_sum(model, loss_fn, x, y, clip, size):
-    pieces = zip(x.split(size), y.split(size))
-    parts = [loop_grad_sum(model, loss_fn, u, v, clip)[0] for u, v in pieces]
-    return {name: sum(part[name] for part in parts) for name in parts[0]}
+STEP = '''def private_step(run, x, y):
+    total, _ = loop_grad_sum(run.model, run.loss_fn, x, y, run.clip)
+    noise = run.charge(total)
+    mean = noisy_mean(total, run.clip.std(run.sigma), run.batch_size, noise)
+    for name, p in run.model.named_parameters():
+        p.grad = mean[name].to(p.dtype)
+    run.optimizer.step()
+    return mean
 '''
-SUM = "    return {name: sum(part[name] for part in parts) for name in parts[0]}\n"
-WHOLES = '''    parts = [loop_grad_sum(model, loss_fn, u, v, FlatClip(1e30))[0]
-             for u, v in zip(x.split(size), y.split(size))]
-    lengths = [torch.stack([g.norm() for g in part.values()]).norm() for part in parts]
-    factors = [(clip.max_norm/length).clamp(max=1) for length in lengths]
-    return {name: sum(f*part[name] for f, part in zip(factors, parts)) for name in parts[0]}
+CHARGE = "    noise = run.charge(total)\n"
+MEAN = "    mean = noisy_mean(total, run.clip.std(run.sigma), run.batch_size, noise)\n"
+KEPT = '''def checkpoint(run):
+    import copy
+    return copy.deepcopy({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(),
+                          "t": run.t, "seed": run.seed})
 '''
 
 
@@ -49,15 +53,16 @@ def edited(right, edits):
 
 WRONG = {
     "check_noise_for": edited(NOISE, {
-        "t belongs into the name": (", step {t}", ""),
-        "whoever reads the code": ("{seed}, ", ""),
+        "t belongs in the name": (", step {t}", ""),
+        "reads the code": ("{seed}, ", ""),
+        "try all of them": ("digest()[:8]", "digest()[:4]"),
         "the whole t": ("step {t}", "step {t % 1000}"),
         "the bytes as they are": (BYTES, BYTES.replace("()", "().abs()", 1)),
-        "whoever knows one knows": (RETURN, Z + "    return torch.cat([z[:len(z)//2]]*2)\n"),
+        "gives the other away": (RETURN, Z + "    return torch.cat([z[:len(z)//2]]*2)\n"),
         "the first and the last one": (RETURN, Z + "    z.view(-1)[0] = 0\n    return z\n"),
         "another shape": (RETURN, Z + "    return z.clamp(-3, 3)\n"),
         "put a separator": ("{seed}, step {t}: ", "{seed}{t}"),
-        "the sum belongs into the name": (" + " + BYTES, ""),
+        "the sum belongs in the name": (" + " + BYTES, ""),
         "hash every entry in its place": (BYTES, "str(round(total.sum().item(), 6)).encode()"),
         "sum with the same total": (BYTES, "str(total.sum().item()).encode()"),
         "rounded, two sums are one": (BYTES, "total.float().numpy().tobytes()"),
@@ -78,17 +83,52 @@ WRONG = {
         "too little noise": ("sensitivity=1.", "sensitivity=1/len(y)"),
         "too much noise": ("sensitivity=1.", "sensitivity=2."),
         "leaves the house": ("float(noisy)", "count"),
+        "above 1 or below 0": ("float(noisy)/len(y)",
+                               "(float(noisy) if 0 <= noisy <= len(y) else count)/len(y)"),
+        "a sum or a mean": ('{"x": x, "y": y}', '{"x": x.sum(), "y": y.sum()}'),
         "divide the noised count": ("/len(y)", ""),
         "nobody paid": ("trainer.noisy(\"private accuracy\", count, sensitivity=1., sigma=sigma, "
                         "asked=rows)", "count + sigma*torch.randn(()).item()")}),
-    "check_micro_sum": edited(PIECES, {
-        "the last rows are lost": ("in pieces]", "in pieces if len(u) == size]"),
-        "the last piece alone": ("sum(part[name] for part in parts)", "parts[-1][name]"),
-        "the mean over pieces": ("for part in parts)", "for part in parts)/len(parts)"),
-        "a piece has `size` rows": ("x.split(size), y.split(size)", "[x], [y]"),
-        "the pieces overlap": ("zip(x.split(size), y.split(size))",
-                               "[(x[i:i + size + 1], y[i:i + size + 1])"
-                               " for i in range(0, len(x), size)]"),
-        "do not share C": ("v, clip)", "v, FlatClip(clip.max_norm/size))"),
-        "not the piece": (SUM, WHOLES)}),
+    "check_private_step": edited(STEP, {
+        "the weights have not moved": ("    run.optimizer.step()\n", ""),
+        "number that came": ("run.batch_size", "max(1, len(x))"),
+        "that is the sum": ("run.batch_size", "1"),
+        "nobody was clipped": ("y, run.clip)", "y, FlatClip(1e30))"),
+        "you clipped the mean": (
+            STEP[STEP.index("    total"):STEP.index("    for")],
+            "    total, _ = loop_grad_sum(run.model, run.loss_fn, x, y, FlatClip(1e30))\n" + CHARGE
+            + MEAN + "    length = torch.cat([v.flatten() for v in mean.values()]).norm().item()\n"
+            "    mean = {n: v*min(1., run.clip.max_norm/length) for n, v in mean.items()}\n"),
+        "replace them, don't add": ("p.grad = mean[name].to(p.dtype)",
+                                    "p.grad = mean[name] + (0 if p.grad is None else p.grad)"),
+        "with its momentum": (
+            STEP[STEP.index("    for"):],
+            "    with torch.no_grad():\n        for name, p in run.model.named_parameters():\n"
+            "            p -= run.optimizer.param_groups[0]['lr']*mean[name]\n    return mean\n"),
+        "goes against the gradient": ("p.grad = mean", "p.grad = -mean"),
+        "nobody paid": (CHARGE, "    noise = run.generator\n"),
+        "call it once": (CHARGE, CHARGE + CHARGE),
+        "before it is divided": (
+            CHARGE, "    noise = run.charge({n: v/run.batch_size for n, v in total.items()})\n"),
+        "charge first, and then": (
+            STEP[STEP.index(CHARGE):],
+            "    mean = noisy_mean(total, run.clip.std(run.sigma), run.batch_size, run.generator)\n"
+            + STEP[STEP.index("    for"):].replace("    return", CHARGE + "    return")),
+        "nobody came": ("    total, _", "    if not len(x):\n        return {}\n    total, _"),
+        "not sigma": ("run.clip.std(run.sigma)", "run.sigma"),
+        "don't catch it": (
+            CHARGE, "    try:\n        noise = run.charge(total)\n    except ValueError:\n"
+            "        return {n: 0*v for n, v in total.items()}\n"),
+        "return the noised mean": ("return mean", "return total"),
+        "ends without a `return`": ("    return mean\n", "")}),
+    "check_checkpoint": edited(KEPT, {
+        "the momentum is lost": ('"optimizer": run.optimizer.state_dict(),', ""),
+        "begins again at its first step": ('"t": run.t, ', ""),
+        "draws a seed of its own": (', "seed": run.seed', ""),
+        "the weights are missing": ('"model": run.model.state_dict(), ', ""),
+        "copy them": ("copy.deepcopy(", "("),
+        "went back in time": ('"seed": run.seed', '"seed": run.seed, "ledger": run.ledger'),
+        "those of the run's": ('"t": run.t', '"step": run.t'),
+        "the private rows": ('"seed": run.seed', '"seed": run.seed, "x": run.x, "y": run.y'),
+        "has a state_dict()": ("run.model.state_dict()", "list(run.model.parameters())")}),
 }

@@ -2,8 +2,18 @@
 EPS = ("lambda r: [epsilon(q=r[0]['plan']['batch_size']/r[0]['plan']['n'],"
        " sigma=r[0]['plan']['sigma'], delta=r[0]['plan']['delta'], steps={steps})"
        " for line in r if line['kind'] == 'epoch']")
-RIGHT = "min(max(1, 1 + int((s - t[0])//statistics.median(t[1:]))), p.steps)"
-CUT = "lambda p, t, s: epsilon(q=p.q, sigma=p.sigma, delta=p.delta, steps={steps})"
+LOOP = '''def private_loop(run, steps):
+    plan = run.plan
+    for _ in range(steps):
+        rows, labels = run.data.rows(poisson_indices(plan.n, plan.q, run.coins))
+        total, _ = run.engine(run.model, run.loss_fn, run.data.normalize(rows), labels, run.clip)
+        mean = noisy_mean(total, run.clip.std(plan.sigma), plan.batch_size, run.noise)
+        for name, p in run.model.named_parameters():
+            p.grad = mean[name].to(p.dtype)
+        run.optimizer.step()
+    return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)
+'''
+DRAW = "        rows, labels = run.data.rows(poisson_indices(plan.n, plan.q, run.coins))\n"
 JUDGE = '''def compare(old, new):
     before, after = ([method({seed}) for seed in range({runs})] for method in (old, new))
     gap = statistics.mean(after) - statistics.mean(before)
@@ -32,16 +42,32 @@ WRONG = {
         "from the first to the last": EPS.format(steps="line['step']") + "[::-1]",
         "not epochs": EPS.format(steps="int(line['epoch'])"),
         "eps of the whole plan": EPS.format(steps="r[0]['plan']['steps']")},
-    "check_eps_when_cut": {
-        "no more are taken": CUT.format(steps=RIGHT.replace(", p.steps", ", 10**6")),
-        "always taken": "lambda p, t, s: " + CUT[16:].format(steps=RIGHT) + " if s > t[0] else 0.",
-        "grows like the root": "lambda p, t, s: p.eps*" + RIGHT + "/p.steps",
-        "only the steps that were taken": CUT.format(steps="p.steps"),
-        "take the median": CUT.format(steps=RIGHT.replace("median", "mean")),
-        "slow only once": CUT.format(steps=RIGHT.replace("t[1:]", "t")),
-        "it happens": CUT.format(steps=RIGHT.replace("t[0]", "statistics.median(t[1:])")),
-        "one of the steps, too": CUT.format(steps=RIGHT.replace("1 + int", "int")),
-        "round down": CUT.format(steps=RIGHT.replace("1 + int", "2 + int"))},
+    "check_private_loop": {words: LOOP.replace(*edit) for words, edit in {
+        "the weights have not moved": ("        run.optimizer.step()\n", ""),
+        "the pixels are as they came": ("run.data.normalize(rows)", "rows"),
+        "number that came": ("plan.batch_size", "max(1, len(rows))"),
+        "that is the sum": ("plan.batch_size", "1"),
+        "nobody was clipped": ("labels, run.clip)", "labels, FlatClip(1e30))"),
+        "draw inside of the loop": (
+            "    for _ in range(steps):\n" + DRAW,
+            DRAW[4:] + "    for _ in range(steps):\n"),
+        "replace them, don't add": ("p.grad = mean[name].to(p.dtype)",
+                                    "p.grad = mean[name] + (0 if p.grad is None else p.grad)"),
+        "not in it": ("    return eps", "        return eps"),
+        "a generator each": ("run.coins", "run.noise"),
+        "draw with poisson_indices": ("poisson_indices(plan.n, plan.q, run.coins)",
+                                      "torch.randperm(plan.n, generator=run.coins)[:18]"),
+        "that is the whole plan": ("steps=steps", "steps=plan.steps"),
+        "that is one step": ("steps=steps", "steps=1"),
+        "step by step": ("return epsilon(q=plan.q, sigma=plan.sigma, steps=steps",
+                         "return steps*epsilon(q=plan.q, sigma=plan.sigma, steps=1"),
+        "not sigma": ("run.clip.std(plan.sigma)", "plan.sigma"),
+        "draws noise of its own": (
+            "    for _ in range(steps):\n",
+            "    state = run.noise.get_state()\n    for _ in range(steps):\n"
+            "        run.noise.set_state(state)\n"),
+        "nobody came": ("        total, _", "        if not len(rows):\n            continue\n"
+                        "        total, _")}.items()},
     "check_compare": {
         "one run has no spread": "lambda old, new: 'better' if new(0) > old(0) else 'worse'",
         "without a single run": "lambda old, new: 'better'",
