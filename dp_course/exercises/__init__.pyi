@@ -1,5 +1,5 @@
 from .architecture import check_fair_choice as check_fair_choice
-from .architecture import check_gap_interval as check_gap_interval
+from .architecture import check_holm as check_holm
 from .architecture import check_tempered as check_tempered
 from .architecture import check_whole_bill as check_whole_bill
 from .attacks import check_exposure as check_exposure

@@ -13,10 +13,12 @@ BILL = '''def whole_bill(q, steps, sigma, first_steps, first_sigma):
         account.step(q, first_sigma, first_steps)
     return account.epsilon(1e-5)
 '''
-GAP = '''def gap_interval(a, b):
-    gap = (a.mean() - b.mean()).item()
-    error = (a.var()/len(a) + b.var()/len(b)).item()**.5
-    return gap - 2*error, gap + 2*error
+HOLM = '''def holm(p_values):
+    m, highest, corrected = len(p_values), 0., list(p_values)
+    for rank, i in enumerate(sorted(range(m), key=lambda i: p_values[i])):
+        highest = max(highest, (m - rank)*p_values[i])
+        corrected[i] = min(1., highest)
+    return corrected
 '''
 WRONG = {
     "check_tempered": {
@@ -44,10 +46,15 @@ WRONG = {
         .replace("q, first_sigma, first_steps", "q, sigma, first_steps"),
         "that is another delta": BILL.replace("1e-5", "5e-6"),
         "each run has its own": BILL.replace("q, first_sigma", "q, sigma")},
-    "check_gap_interval": {
-        "1/sqrt(n)": GAP.replace("/len(a)", "").replace("/len(b)", ""),
-        "n - 1": GAP.replace(".var()", ".var(correction=0)"),
-        "take two": GAP.replace("2*error", "error"),
-        "wrong way round": GAP.replace("a.mean() - b.mean()", "b.mean() - a.mean()")},
+    "check_holm": {
+        "Bonferroni": HOLM.replace("(m - rank)", "m"),
+        "not by m - 1": HOLM.replace("(m - rank)", "(m - rank - 1)"),
+        "largest product so far": HOLM.replace("max(highest, (m - rank)*p_values[i])",
+                                               "(m - rank)*p_values[i]"),
+        "at most 1": HOLM.replace("min(1., highest)", "highest"),
+        "not sorted": HOLM.replace("return corrected", "return sorted(corrected)"),
+        "not its place in the list":
+            "lambda p: [min(1., (len(p) - i)*v) for i, v in enumerate(p)]",
+        "Benjamini": HOLM.replace("(m - rank)*", "m/(rank + 1)*")},
 }
 SLOW = set()
