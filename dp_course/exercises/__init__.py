@@ -45,7 +45,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "scaling": """
         check_advise check_crossover check_enough_steps check_smallest_batch""",
     "segmentation": """
-        check_agreement check_dice check_own_share""",
+        check_agreement check_dice_scores check_noise_over_signal check_own_share""",
     "start": """
         check_is_right check_mean_error check_rms check_secrets""",
     "trainer": """

@@ -96,7 +96,8 @@ from .scaling import check_crossover as check_crossover
 from .scaling import check_enough_steps as check_enough_steps
 from .scaling import check_smallest_batch as check_smallest_batch
 from .segmentation import check_agreement as check_agreement
-from .segmentation import check_dice as check_dice
+from .segmentation import check_dice_scores as check_dice_scores
+from .segmentation import check_noise_over_signal as check_noise_over_signal
 from .segmentation import check_own_share as check_own_share
 from .start import check_is_right as check_is_right
 from .start import check_mean_error as check_mean_error
