@@ -158,7 +158,7 @@ check_noise_over_signal = Exercise(
         "that is signal over noise: the other way round":
             lambda n, d, eps, delta: 1/_ratio_of_noise(n, d, eps, delta)},
     hints=(
-        "How long is a vector of d noises of std sigma? What does the mean over n units make of it?",
+        "How long is a vector of d noises of std sigma? And after the mean over n units?",
         "The length is sigma*sqrt(d), and the mean divides it by n. The longest signal is 1.",
         "`gaussian_sigma(eps=eps, delta=delta)*d**.5/n`"))
 
