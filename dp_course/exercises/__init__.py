@@ -31,7 +31,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_allowed check_coin_answers check_excess check_group_delta check_guilty
         check_laplace_delta check_laplace_noise check_sampled_delta check_sum_moves""",
     "public_start": """
-        check_centred check_noise_length check_own_rate check_paired""",
+        check_centred check_noise_length check_own_rate""",
     "resnet20": """
         check_compare check_eps_of_rows check_eps_when_cut""",
     "results": """

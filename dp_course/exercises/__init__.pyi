@@ -70,7 +70,6 @@ from .promise import check_sum_moves as check_sum_moves
 from .public_start import check_centred as check_centred
 from .public_start import check_noise_length as check_noise_length
 from .public_start import check_own_rate as check_own_rate
-from .public_start import check_paired as check_paired
 from .resnet20 import check_compare as check_compare
 from .resnet20 import check_eps_of_rows as check_eps_of_rows
 from .resnet20 import check_eps_when_cut as check_eps_when_cut
