@@ -35,7 +35,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_allowed check_coin_answers check_excess check_group_delta check_guilty
         check_laplace_delta check_laplace_noise check_sampled_delta check_sum_moves""",
     "public_start": """
-        check_centred check_noise_length check_own_rate check_paired""",
+        check_centred check_noise_length check_own_rate""",
     "resnet20": """
         check_compare check_eps_of_rows check_private_loop""",
     "results": """
@@ -50,7 +50,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_crossover check_matched_rate check_points_lost check_run_snr check_smallest_batch
         check_step_noises""",
     "segmentation": """
-        check_agreement check_dice check_own_share""",
+        check_agreement check_dice_scores check_noise_over_signal check_own_share""",
     "start": """
         check_is_right check_mean_error check_rms check_secrets""",
     "trainer": """

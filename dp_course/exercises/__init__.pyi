@@ -79,7 +79,6 @@ from .promise import check_sum_moves as check_sum_moves
 from .public_start import check_centred as check_centred
 from .public_start import check_noise_length as check_noise_length
 from .public_start import check_own_rate as check_own_rate
-from .public_start import check_paired as check_paired
 from .resnet20 import check_compare as check_compare
 from .resnet20 import check_eps_of_rows as check_eps_of_rows
 from .resnet20 import check_private_loop as check_private_loop
@@ -107,7 +106,8 @@ from .scaling import check_run_snr as check_run_snr
 from .scaling import check_smallest_batch as check_smallest_batch
 from .scaling import check_step_noises as check_step_noises
 from .segmentation import check_agreement as check_agreement
-from .segmentation import check_dice as check_dice
+from .segmentation import check_dice_scores as check_dice_scores
+from .segmentation import check_noise_over_signal as check_noise_over_signal
 from .segmentation import check_own_share as check_own_share
 from .start import check_is_right as check_is_right
 from .start import check_mean_error as check_mean_error

@@ -27,11 +27,4 @@ WRONG = {
         "not the worst": OWN.replace("max(held", "min(held"),
         "spread of one run": OWN.replace("/len(found)**.5", ""),
         "divides by k - 1": OWN.replace(".std()", ".std(correction=0)")},
-    "check_paired": {
-        "1/sqrt(k) of it": "lambda a, b: ((a - b).mean(), (a - b).std())",
-        "by k - 1 already": "lambda a, b: ((a - b).mean(), (a - b).std()/(len(a) - 1)**.5)",
-        "spread of the differences":
-            "lambda a, b: ((a - b).mean(), ((a.var() + b.var())/len(a)).sqrt())",
-        "subtracted from a": "lambda a, b: ((b - a).mean(), (a - b).std()/len(a)**.5)",
-        "divides by k - 1": "lambda a, b: ((a - b).mean(), (a - b).std(correction=0)/len(a)**.5)"},
 }

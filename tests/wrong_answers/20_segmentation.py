@@ -21,7 +21,7 @@ AGREEMENT = '''def agreement(n, d, sigma, steps, generator):
     return (moved[0]/moved.norm()).item()
 '''
 WRONG = {
-    "check_dice": {
+    "check_dice_scores": {
         "intersection over the union": DICE.replace("2*both/below if", "both/(below - both) if"),
         "twice the common pixels": DICE.replace("2*both", "both"),
         "true pixels that were found": DICE.replace("said.sum().item() + true", "true").replace(
@@ -37,6 +37,19 @@ def dice_scores(predicted, y, classes):
         "most like itself": OWN.replace('.fill_diagonal_(float("inf"))', ""),
         "not a count": OWN.replace(".mean()", ".sum()"),
         "share of the others": OWN.replace("== owners", "!= owners")},
+    "check_noise_over_signal": {
+        "the root of d": "lambda n, d, eps, delta: gaussian_sigma(eps=eps, delta=delta)*d/n",
+        "sqrt(d) times as long as in one":
+            "lambda n, d, eps, delta: gaussian_sigma(eps=eps, delta=delta)/n",
+        "not by its root":
+            "lambda n, d, eps, delta: gaussian_sigma(eps=eps, delta=delta)*(d/n)**.5",
+        "divide by n": "lambda n, d, eps, delta: gaussian_sigma(eps=eps, delta=delta)*d**.5",
+        "sigma is missing": "lambda n, d, eps, delta: d**.5/n",
+        "1/eps is no multiplier": "lambda n, d, eps, delta: d**.5/n/eps",
+        "the textbook's":
+            "lambda n, d, eps, delta: (2*math.log(1.25/delta))**.5/eps*d**.5/n",
+        "the other way round":
+            "lambda n, d, eps, delta: n/d**.5/gaussian_sigma(eps=eps, delta=delta)"},
     "check_agreement": {
         "its noise with it: std sigma/n": AGREEMENT.replace("sigma/n", "sigma"),
         "not sigma/sqrt(n)": AGREEMENT.replace("sigma/n", "sigma/n**.5"),
