@@ -48,7 +48,8 @@ from .fast_gradients import check_conv_ghost as check_conv_ghost
 from .fast_gradients import check_hook_gradients as check_hook_gradients
 from .fast_gradients import check_late_sum as check_late_sum
 from .fast_gradients import check_mixed as check_mixed
-from .features import check_channels as check_channels
+from .features import check_head_sum as check_head_sum
+from .features import check_output_errors as check_output_errors
 from .features import check_shift_of_first as check_shift_of_first
 from .features import check_view_norms as check_view_norms
 from .normalization import check_mixes_rows as check_mixes_rows
@@ -71,9 +72,9 @@ from .public_start import check_paired as check_paired
 from .resnet20 import check_compare as check_compare
 from .resnet20 import check_eps_of_rows as check_eps_of_rows
 from .resnet20 import check_eps_when_cut as check_eps_when_cut
-from .results import check_best_of as check_best_of
 from .results import check_row as check_row
 from .results import check_search_cost as check_search_cost
+from .results import check_welch as check_welch
 from .rooms import check_believable as check_believable
 from .rooms import check_cheapest_noise as check_cheapest_noise
 from .rooms import check_delta_apart as check_delta_apart
