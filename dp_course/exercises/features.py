@@ -46,6 +46,10 @@ check_output_errors = Exercise(
             lambda w, a, y: _errors(w, a, y) - (a @ w.T).softmax(1) + (a @ w.T).log_softmax(1),
         "divide by nothing: a gradient for each example, not that of the mean loss":
             lambda w, a, y: _errors(w, a, y)/len(y),
+        "that is a sigmoid for each output: the classes share one softmax":
+            lambda w, a, y: _errors(w, a, y) - (a @ w.T).softmax(1) + (a @ w.T).sigmoid(),
+        "minus one at the true class, not plus one":
+            lambda w, a, y: 2*(a @ w.T).softmax(1) - _errors(w, a, y),
         "`errors[:, y]` changes whole columns: one entry of each row is meant":
             lambda w, a, y: (a @ w.T).softmax(1) - torch.zeros(len(w)).index_fill(0, y, 1.)},
     hints=(
@@ -60,9 +64,10 @@ def _grads(weight, a, y):
     return _errors(weight, a, y)[:, :, None]*a[:, None]
 
 
-def _summed(weight, a, y, max_norm, length=lambda grads: grads.flatten(1).norm(dim=1), most=1.):
+def _summed(weight, a, y, max_norm, length=lambda grads: grads.flatten(1).norm(dim=1), most=1.,
+            least=0.):
     grads = _grads(weight, a, y)
-    factors = (max_norm/length(grads)).clamp(max=most)
+    factors = (max_norm/length(grads)).clamp(least, most)
     return (factors[:, None, None]*grads).sum(0)
 
 
@@ -120,6 +125,10 @@ check_head_sum = Exercise(
         "the length is a product, not a sum, of two lengths":
             lambda w, a, y, C: _summed(
                 w, a, y, C, lambda g: a.norm(dim=1) + _errors(w, a, y).norm(dim=1)),
+        "the factor is at most 1, not at least":
+            lambda w, a, y, C: _summed(w, a, y, C, most=float("inf"), least=1.),
+        "the length is the product of two lengths itself, not its root":
+            lambda w, a, y, C: _summed(w, a, y, C, lambda g: g.flatten(1).norm(dim=1).sqrt()),
         "that is the square of the length: take its root":
             lambda w, a, y, C: _summed(w, a, y, C, lambda g: g.square().sum((1, 2)))},
     hints=(

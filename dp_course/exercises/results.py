@@ -124,6 +124,10 @@ check_welch = Exercise(
             lambda a, b: _ends(a, b, pooled=True, nu=lambda n, m: n + m - 2),
         "nu is not n + m - 2: it depends on both variances":
             lambda a, b: _ends(a, b, nu=lambda n, m: n + m - 2),
+        "nu comes from both groups, not from the smaller one":
+            lambda a, b: _ends(a, b, nu=lambda n, m: min(n, m) - 1),
+        "that is the difference: the interval reaches below it and above it":
+            lambda a, b: (statistics.mean(b) - statistics.mean(a),)*2,
         "that is the quantile of a normal distribution: few runs need Student's":
             lambda a, b: _ends(a, b, nu=lambda n, m: None),
         "95 % in the middle leaves 2.5 % on either side: the quantile at .975":
