@@ -27,7 +27,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "fast_gradients": """
         check_conv_ghost check_ghost_norms check_hook_gradients check_late_sum check_mixed""",
     "features": """
-        check_channels check_shift_of_first check_view_norms""",
+        check_head_sum check_output_errors check_shift_of_first check_view_norms""",
     "normalization": """
         check_mixes_rows check_raw_norms check_renormalize check_standardized
         check_without_batchnorm""",
@@ -39,7 +39,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "resnet20": """
         check_compare check_eps_of_rows check_private_loop""",
     "results": """
-        check_best_of check_row check_search_cost""",
+        check_row check_search_cost check_welch""",
     "rooms": """
         check_believable check_cheapest_noise check_delta_apart check_noises_in check_on_grid
         check_parts_of_noise check_seeds_to_claim check_spent""",
