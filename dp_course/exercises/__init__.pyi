@@ -59,7 +59,8 @@ from .fast_gradients import check_ghost_norms as check_ghost_norms
 from .fast_gradients import check_hook_gradients as check_hook_gradients
 from .fast_gradients import check_late_sum as check_late_sum
 from .fast_gradients import check_mixed as check_mixed
-from .features import check_channels as check_channels
+from .features import check_head_sum as check_head_sum
+from .features import check_output_errors as check_output_errors
 from .features import check_shift_of_first as check_shift_of_first
 from .features import check_view_norms as check_view_norms
 from .normalization import check_mixes_rows as check_mixes_rows
@@ -82,9 +83,9 @@ from .public_start import check_own_rate as check_own_rate
 from .resnet20 import check_compare as check_compare
 from .resnet20 import check_eps_of_rows as check_eps_of_rows
 from .resnet20 import check_private_loop as check_private_loop
-from .results import check_best_of as check_best_of
 from .results import check_row as check_row
 from .results import check_search_cost as check_search_cost
+from .results import check_welch as check_welch
 from .rooms import check_believable as check_believable
 from .rooms import check_cheapest_noise as check_cheapest_noise
 from .rooms import check_delta_apart as check_delta_apart

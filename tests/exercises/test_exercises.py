@@ -85,7 +85,7 @@ LONGEST = {"check_second_sigma", "check_smallest_batch", "check_poisson_by_jumps
            "check_guilty", "check_advise", "check_survivor", "check_affordable",
            "check_agreement"}
 LONG = LONGEST | {
-    "check_mean_error", "check_search_cost", "check_clearly_better",
+    "check_mean_error", "check_search_cost",
     "check_eps_of_rows", "check_believable", "check_compare", "check_spent", "check_fair_coins",
     "check_noise_for", "check_whole_bill", "check_eps_when_cut"}
 
