@@ -223,13 +223,17 @@ def refusing_batched():
             raise _kept_error(None)
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #d4013765
+_PLAIN = torch.Tensor, torch.nn.Parameter
+
+
 class Kept:
     "Notes what is computed inside `vmap`, and refuses what is still there afterwards."
     def __init__(self):
         self.born, self.unseen = [], False
 
     def __call__(self, types, result):
-        self.unseen |= bool(types)  # what a subclass of tensors does itself, no mode is told
+        # what a subclass of tensors does itself, no mode is told; the look for it is slow
+        self.unseen |= any(kind not in _PLAIN for kind in types)
         for t in tensors_of(result):
             self.born.append(weakref.ref(t))
 
