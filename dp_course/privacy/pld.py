@@ -822,7 +822,7 @@ def _capped(eps, history, delta):
     eps = min(eps, gaussian_epsilon(delta, _one_release(history)))  # sampling only helps
     whole = ORDERS[ORDERS == np.round(ORDERS)]
     by_moments = _renyi_epsilon(history, delta, whole)
-    if eps > .95*by_moments:
+    if eps > min(.95*by_moments, 100.):  # a large eps is told by orders below two
         by_moments = _renyi_epsilon(history, delta, ORDERS)
     return min(eps, by_moments)
 

@@ -15,7 +15,7 @@ from dp_course.training import records as R
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT/"runs"
 FILES = sorted(RUNS.glob("*.jsonl"))
-ROWS = {"clipping": 121, "scaling": 423, "tricks": 113, "classes": 6, "digits-eps3-tuning": 19,
+ROWS = {"clipping": 176, "scaling": 423, "tricks": 113, "classes": 6, "digits-eps3-tuning": 19,
         "scatter-cnn-eps3-tuning": 8, "scatter-linear-eps3-tuning": 12}
 START = {"kind": "start", "preset": "demo", "config": {"lr": 1.}, "data": "digits", "plan": None,
          "seed": 0}
