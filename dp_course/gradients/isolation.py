@@ -487,7 +487,10 @@ class _Numbers(TorchDispatchMode):
             return self.copies[id(t)][1]
         if t in self.made or _functorch.is_functorch_wrapped_tensor(t):
             return t
-        copy = t.detach().clone().requires_grad_(t.requires_grad)
+        copy = t.detach().clone()
+        if not t.numel():  # its storage may hold numbers all the same, as while torch.load reads
+            copy.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
+        copy.requires_grad_(t.requires_grad)
         self.made.add(copy)
         self.copies[id(t)] = t, copy
         return copy

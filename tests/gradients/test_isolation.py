@@ -474,6 +474,15 @@ def test_alone_copies_what_was_there_before():
     assert torch.equal(table, torch.zeros(3))
 
 
+def test_alone_reads_a_file_as_it_is(tmp_path):
+    torch.save(torch.arange(6.), tmp_path/"table.pt")
+
+    def total(copied, x):
+        return x + torch.load(tmp_path/"table.pt").sum()
+
+    assert alone(total, (), torch.zeros(1)).item() == 15
+
+
 def test_draws_of_an_example_alone_move_the_generator_once():
     "However many numbers an example takes, the next one's draws are the same."
     model = Net(lambda net, x: net.lin(x + torch.rand(1, 4, dtype=x.dtype)), lin=nn.Linear(4, 3))
