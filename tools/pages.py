@@ -26,6 +26,10 @@ from PIL import Image
 from dp_course import _document
 
 ROOT = Path(__file__).resolve().parent.parent
+DOWNLOAD = """
+
+<a class="download" href="{}notebooks/{}" download>Download this notebook</a>
+"""
 NEEDED = "Sphinx is not installed: make docs installs and runs it"
 WAYS = """{.button}
 [Read lesson 00](00_start.ipynb)
@@ -37,7 +41,7 @@ WAYS = """{.button}
 
 
 def installed():
-    return all(map(importlib.util.find_spec, ("sphinx", "myst_nb", "furo")))
+    return all(map(importlib.util.find_spec, ("sphinx", "myst_nb", "furo", "sphinx_copybutton")))
 
 
 # --- notebooks
@@ -79,11 +83,31 @@ def folded(cell, tag, prompt=None):
         cell.metadata["mystnb"] = cell.metadata.get("mystnb", {}) | said
 
 
+def only_imports(cell):
+    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in student.tree_of(cell).body)
+
+
+def fold(cell, asked):
+    "Fold what is no part of the story, and what would give a guess or an exercise away."
+    if notebooks.has_tag(cell, "solution"):
+        folded(cell, "hide-cell")
+    elif notebooks.has_tag(cell, "build"):
+        folded(cell, "hide-input", "the model answer")
+    elif student.is_diagram(cell):
+        folded(cell, "hide-input", "how it is drawn")
+    elif only_imports(cell):
+        folded(cell, "hide-input", "the imports")
+    elif notebooks.has_tag(cell, "plumbing"):
+        folded(cell, "hide-input", "code that you need not read")
+    elif asked and cell.get("outputs"):
+        folded(cell, "hide-output", "what it gives")
+
+
 def prepared(notebook):
-    "A notebook as the site shows it: solutions and drawing code folded, nbdev's lines taken out."
+    "A notebook as the site shows it, without nbdev's lines."
     notebook.metadata.pop("widgets", None)  # sliders are dead without a kernel
     names = student.names_used(notebook.cells)
-    kept = []
+    kept, before = [], notebook.cells[0]
     for cell, after in with_prose(notebook.cells):
         if has_figure(cell):
             kind = "drawn" if is_drawn(cell) else "photograph"
@@ -93,28 +117,35 @@ def prepared(notebook):
                                  student.without_machinery(cell.source, names)).strip("\n")
             if not cell.source:
                 continue
-        if notebooks.has_tag(cell, "solution"):
-            folded(cell, "hide-cell")
-        elif student.is_diagram(cell):
-            folded(cell, "hide-input", "how it is drawn")
+            fold(cell, student.asks(before))
+        if cell.cell_type == "markdown" and notebooks.has_tag(cell, "answer"):
+            cell.source = student.ANSWER.format(cell.source)
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("index.ipynb)", "index.md)")
             cell.source = re.sub(r"\]\(((?:\.\./)*)pages/(\w+)\.ipynb\)", r"](\1\2.md)",
                                  cell.source)
+        before = cell
         kept.append(cell)
     notebook.cells = kept
     return notebook
 
 
+def rooms(nbs=ROOT/"nbs"):
+    "The notebooks of the workshop; those of the checks hold the answers, and are no pages."
+    return [path for path in notebooks.rooms(nbs) if path.parent != nbs/"exercises"]
+
+
 def copy_notebooks(source, nbs=ROOT/"nbs"):
     "Copy lessons and workshop; (path, title, what it says it does) of each."
     found = []
-    for path in [*notebooks.lessons(nbs), *notebooks.rooms(nbs)]:
-        to = source/path.relative_to(nbs)
+    for path in [*notebooks.lessons(nbs), *rooms(nbs)]:
+        place = path.relative_to(nbs)
+        to = source/place
         to.parent.mkdir(parents=True, exist_ok=True)
         notebook = prepared(nbformat.read(path, 4))
-        nbformat.write(notebook, to)
         first = notebook.cells[0].source
+        notebook.cells[0].source = first + DOWNLOAD.format("../"*(len(place.parts) - 1), place)
+        nbformat.write(notebook, to)
         title = re.search(r"(?m)^# (.+)$", first)[1]
         said = re.search(r"(?m)^> (.+)$", first)
         found.append((path.relative_to(nbs), title, said[1] if said else ""))
@@ -141,10 +172,8 @@ def landing():
     text = (ROOT/"README.md").read_text(encoding="utf-8")
     text = re.sub(r"\A<!--.*?-->\s*", "", text).replace("](nbs/", "](").replace("](docs/", "](")
     opening = text.split("\n## ")[0]
-    return "\n\n".join([opening, WAYS, "## What it reaches", section(text, "What it reaches"),
-                        "## The map", section(text, "The map"),
-                        "## The limits of the guarantee",
-                        section(text, "The limits of the guarantee"), section(text, "More")])
+    parts = ["Why", "What it reaches", "What you will build", "The limits of the guarantee"]
+    return "\n\n".join([opening, WAYS, *(f"## {part}\n\n{section(text, part)}" for part in parts)])
 
 
 def contents(caption, paths, depth=1):
@@ -159,6 +188,17 @@ def listing(title, intro, rows):
     lines = [f"- [{name}]({link})" + (f": {said}" if said else "") for link, name, said in rows]
     stems = [link.rsplit(".", 1)[0] for link, _, _ in rows]
     return "\n\n".join([f"# {title}", intro, "\n".join(lines), contents("", stems)])
+
+
+def grouped(title, intro, rows):
+    "A page that lists modules under the name of their package."
+    lines, packages = [], dict.fromkeys(name.split(".")[0] for _, name, _ in rows)
+    for package in packages:
+        inside = [row for row in rows if row[1].split(".")[0] == package]
+        lines += [f"## {package}", "\n".join(f"- [{name}]({link}): {said}"
+                                             for link, name, said in inside)]
+    stems = [link.rsplit(".", 1)[0] for link, _, _ in rows]
+    return "\n\n".join([f"# {title}", intro, *lines, contents("", stems)])
 
 
 # --- what help() says
@@ -298,7 +338,7 @@ def api_page(name, notebook):
 
 def modules(nbs=ROOT/"nbs"):
     "module -> its notebook."
-    for path in [*notebooks.lessons(nbs), *notebooks.rooms(nbs)]:
+    for path in [*notebooks.lessons(nbs), *rooms(nbs)]:
         if notebooks.module_of(path):
             yield notebooks.module_of(path), path.relative_to(nbs)
 
@@ -318,17 +358,18 @@ def prepare(source):
     for licence in ("LICENSE", "LICENSE-PROSE"):
         shutil.copy(ROOT/licence, source)
     pages = copy_notebooks(source)
+    student.make(source/"extra/notebooks")
     lessons = [f"{path.stem[:2]} {title} <{path.stem}>" for path, title, _ in pages
                if len(path.parts) == 1]
     rooms = [(f"../{path}", title, said) for path, title, said in pages if len(path.parts) > 1]
     write(source/"workshop/index.md", listing(
         "Workshop", "How the parts are made that a lesson takes for granted.", rooms))
     rows = []
-    for name, notebook in modules():
+    for name, notebook in sorted(modules()):
         page, said = api_page(name, notebook)
         write(source/f"api/{name}.md", page)
         rows.append((f"{name}.md", name, said))
-    write(source/"api/index.md", listing(
+    write(source/"api/index.md", grouped(
         "Modules", "What `help()` says: parameters with units and shapes, results, errors.", rows))
     teach = (ROOT/"assignments/README.md").read_text(encoding="utf-8").replace("](../nbs/", "](../")
     teach = teach.replace("](../docs/", "](../")
