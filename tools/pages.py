@@ -84,7 +84,8 @@ def folded(cell, tag, prompt=None):
 
 
 def only_imports(cell):
-    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in student.tree_of(cell).body)
+    lines = student.tree_of(cell).body
+    return all(isinstance(line, (ast.Import, ast.ImportFrom)) for line in lines)
 
 
 def fold(cell, asked):
@@ -121,6 +122,7 @@ def prepared(notebook):
         if cell.cell_type == "markdown" and notebooks.has_tag(cell, "answer"):
             cell.source = student.ANSWER.format(cell.source)
         if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\[([^\]]+)\]\((?:\.\./)*exercises/[^)]+\)", r"\1", cell.source)
             cell.source = cell.source.replace("index.ipynb)", "index.md)")
             cell.source = re.sub(r"\]\(((?:\.\./)*)pages/(\w+)\.ipynb\)", r"](\1\2.md)",
                                  cell.source)
@@ -144,7 +146,8 @@ def copy_notebooks(source, nbs=ROOT/"nbs"):
         to.parent.mkdir(parents=True, exist_ok=True)
         notebook = prepared(nbformat.read(path, 4))
         first = notebook.cells[0].source
-        notebook.cells[0].source = first + DOWNLOAD.format("../"*(len(place.parts) - 1), place)
+        if (source/"extra/notebooks"/place).exists():
+            notebook.cells[0].source += DOWNLOAD.format("../"*(len(place.parts) - 1), place)
         nbformat.write(notebook, to)
         title = re.search(r"(?m)^# (.+)$", first)[1]
         said = re.search(r"(?m)^> (.+)$", first)
@@ -357,8 +360,8 @@ def prepare(source):
     shutil.copytree(ROOT/"docs", source)
     for licence in ("LICENSE", "LICENSE-PROSE"):
         shutil.copy(ROOT/licence, source)
-    pages = copy_notebooks(source)
     student.make(source/"extra/notebooks")
+    pages = copy_notebooks(source)
     lessons = [f"{path.stem[:2]} {title} <{path.stem}>" for path, title, _ in pages
                if len(path.parts) == 1]
     rooms = [(f"../{path}", title, said) for path, title, said in pages if len(path.parts) > 1]

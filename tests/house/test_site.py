@@ -66,7 +66,7 @@ class Page(HTMLParser):
         found = dict(attributes)
         self.anchors |= {found[key] for key in ("id", "name") if found.get(key)}
         self.links += [found[key] for key in ("href", "src") if found.get(key)]
-        self.images += [found] if tag == "img" else []
+        self.images += [found] if tag == "img" and found.get("alt") != "Logo" else []
         if tag in ("pre", "code", "script", "style") or found.get("class") == "tex":
             self.inside.append(tag)
 
