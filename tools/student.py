@@ -4,7 +4,8 @@ Made once from nbs/, by default in student/: a notebook that is there already is
 that is missing is added. Solutions move to FOLDER/solutions/, folded; progress is kept in FOLDER.
 Lessons ask for a guess before a cell is run, so the copy keeps no saved output but that of a cell
 which is slow, or is not run (folded where a guess was asked for), or only draws a diagram (its code
-is folded); and the lines that make a package of the notebooks stay out of it.
+is folded). Below a guess, the code of a figure is folded too, since its title gives the answer. The
+lines that make a package of the notebooks stay out of the copy.
 
 Four tags of a cell say what else the copy changes:
 
@@ -106,6 +107,12 @@ def question(cells, i):
     return found[before] if before < len(found) else "### Exercise"
 
 
+def is_picture(cell):
+    "Whether a cell draws: its title, in the source, says what was found."
+    kinds = {kind for output in cell.get("outputs", ()) for kind in output.get("data", {})}
+    return bool(kinds & {"image/svg+xml", "image/png"})
+
+
 def is_diagram(cell):
     "Whether a cell draws boxes and arrows: nothing is computed that a reader could guess."
     shown = any("image/svg+xml" in output.get("data", {}) for output in cell.get("outputs", ()))
@@ -119,8 +126,8 @@ def is_late(cell):
 
 def asks(cell):
     "Whether prose asks for an answer that the next cell gives."
-    return cell.cell_type == "markdown" and re.search(
-        r"(?i)\bguess\b|\bpredict\b|before you run", cell.source)
+    return (cell.cell_type == "markdown" and not has_tag(cell, "answer")
+            and re.search(r"(?i)\bguess\b|\bpredict\b|before you run", cell.source))
 
 
 def imported(node):
@@ -198,7 +205,7 @@ def hide(cell, part):
 def for_guessing(notebook, first_page=False):
     "The notebook as a student opens it: nothing is computed yet, and nothing is exported."
     names = names_used(notebook.cells)
-    kept, before, prose = [], notebook.cells[0], notebook.cells[0]
+    kept, prose = [], notebook.cells[0]
     for cell in notebook.cells:
         if has_tag(cell, "outside"):
             continue
@@ -209,21 +216,22 @@ def for_guessing(notebook, first_page=False):
         if cell.cell_type == "markdown" and has_tag(cell, "answer"):
             cell.source = ANSWER.format(cell.source)
         if cell.cell_type == "code":
+            titled = is_picture(cell)
             if first_page and has_tag(cell, "picture"):
                 hide(cell, "source")
-            elif is_diagram(cell) and not asks(before):
+            elif is_diagram(cell) and not asks(prose):
                 hide(cell, "source")
             elif not is_late(cell):
                 cell.outputs, cell.execution_count = [], None
             elif cell.outputs and asks(prose):  # a click on the dots shows it, and so does a run
                 hide(cell, "outputs")
-            if has_tag(cell, "plumbing") or has_tag(cell, "answer"):
+            tagged = has_tag(cell, "plumbing") or has_tag(cell, "answer")
+            if tagged or titled and asks(prose):
                 hide(cell, "source")
             machinery = cell.source
             cell.source = without_machinery(machinery, names).lstrip("\n")
             if machinery and not cell.source.strip():
                 continue  # there was nothing else in it
-        before = cell
         kept += to_build(cell) if has_tag(cell, "build") else [cell]
     notebook.cells = kept
     notebook.metadata |= {"kernelspec": KERNEL, "language_info": LANGUAGE}

@@ -70,6 +70,19 @@ def test_answers_and_plumbing_are_folded_and_some_cells_stay_outside(made):
     assert not any("install" in cell.source for cell in copied)
 
 
+@pytest.mark.parametrize("kind", ["image/svg+xml", "image/png"])
+def test_a_picture_below_a_guess_shows_neither_itself_nor_its_title(kind):
+    "Whatever code lies between them; the next prose ends the guess."
+    drawn = nbformat.v4.new_output("display_data", {kind: "..."})
+    pictures = [nbformat.v4.new_code_cell('Diagram("A gains")', outputs=[drawn]) for _ in range(2)]
+    guess, told = map(nbformat.v4.new_markdown_cell, ("Which one gains? Guess.", "A gains."))
+    told.metadata.tags = ["answer"]
+    cells = [guess, nbformat.v4.new_code_cell("a = 1"), pictures[0], told, pictures[1]]
+    student.for_guessing(nbformat.v4.new_notebook(cells=cells))
+    assert not pictures[0].outputs and pictures[0].metadata.jupyter.source_hidden
+    assert bool(pictures[1].outputs) == (kind == "image/svg+xml")
+
+
 def test_the_copy_is_trusted_and_complete(made):
     "Saved diagrams are shown, and a notebook that nobody touched asks nothing when it is closed."
     notebook = nbformat.read(made, 4)
