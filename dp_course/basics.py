@@ -9,6 +9,7 @@ __all__ = ['PALETTE', 'seed_all', 'near', 'panels', 'figure', 'machine', 'pick_d
 # %% ../nbs/workshop/basics.ipynb #5d124c17
 import argparse
 import ctypes
+import functools
 import numbers
 import os
 import platform
@@ -91,6 +92,17 @@ PALETTE = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",
            "#999999"]  # Okabe & Ito 2008
 
 
+@functools.cache
+def _render_sharply():
+    "Draw a notebook's figures at twice the screen's density; their size on the page stays."
+    import matplotlib
+
+    if "inline" in matplotlib.get_backend():
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("retina")
+
+
 def panels(
     titles,             # one title per panel: what to see in it
     xlabel:str="",      # with unit; the same for all panels
@@ -101,6 +113,7 @@ def panels(
     "A row of panels in the style of the course."
     import matplotlib.pyplot as plt  # takes half a second: only who draws waits for it
 
+    _render_sharply()
     fig, axes = plt.subplots(1, len(titles), figsize=(size[0]*len(titles), size[1]),
                              squeeze=False, layout="constrained", **kwargs)
     for ax, title in zip(axes[0], titles):
