@@ -21,7 +21,9 @@ from .comparisons import result_of as result_of
 from .comparisons import results_table as results_table
 from .comparisons import row_name as row_name
 from .comparisons import source_of as source_of
+from .comparisons import summaries as summaries
 from .comparisons import summarize as summarize
+from .comparisons import verify as verify
 from .config import ABOVE_0 as ABOVE_0
 from .config import AT_LEAST_0 as AT_LEAST_0
 from .config import AT_LEAST_1 as AT_LEAST_1
@@ -115,8 +117,6 @@ from .releases import read_image as read_image
 from .releases import write_release as write_release
 from .results import power_of_test as power_of_test
 from .results import seeds_for as seeds_for
-from .results import summaries as summaries
-from .results import verify as verify
 from .run import train as train
 from .setup import Run as Run
 from .setup import discard as discard

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'OPEN', 'REPORT', 'PUBLISHED', 'find_record', 'read_all', 'row_name', 'alike', 'grouped', 'images_of',
-           'Summary', 'summarize', 'not_run_yet', 'Table', 'results_table', 'compare', 'plot_record', 'plot_records',
-           'plot_traces', 'Result', 'source_of', 'result_of', 'full_ladder', 'plot_ladder']
+           'Summary', 'summarize', 'not_run_yet', 'verify', 'summaries', 'Table', 'results_table', 'compare',
+           'plot_record', 'plot_records', 'plot_traces', 'Result', 'source_of', 'result_of', 'full_ladder',
+           'plot_ladder']
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #28e7aa54
 import csv
@@ -13,13 +14,19 @@ import json
 import math
 import textwrap
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import dp_course
 from ..basics import PALETTE, figure, panels
 from .config import first_line, make_config, overrides_of, had_noise, inf_for_null
+from .presets import PRESETS
+from .registry import SCANS
 from ..features import PUBLIC
-from ..training import distinct, leading, mean_std, read_record, run_file, settings, stated
+from ..privacy import PLDAccountant, RDPAccountant
+from dp_course.training import (
+    distinct, leading, mean_std, read_record, recorded, run_file, settings, stated,
+)
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #cc6f1cb3
 def find_record(
@@ -196,6 +203,83 @@ def not_run_yet(
     "Say what is known of a preset that has not run."
     config = make_config(preset)
     return Summary(preset, preset, config.data, config.model, images_of(vars(config)), config.eps)
+
+# %% ../../nbs/workshop/cli/comparisons.ipynb #cbdbb41e
+@lru_cache(maxsize=None)
+def _recomputed(q, sigma, steps, centre, delta, accountant):
+    "eps of steps and of a mean that was bought first; computed once."
+    # centre: noise multiplier of that mean, 0 if there was none
+    if not steps and not centre:
+        return 0.
+    account = accountant().step(q, sigma, steps)
+    if centre:
+        account.step(1, centre, 1)
+    return account.epsilon(delta)
+
+
+_EPS = {"eps": PLDAccountant, "eps_pld": PLDAccountant, "eps_rdp": RDPAccountant}
+
+
+def _check_eps(record, start, where):
+    "Compute every eps of a record again."
+    # ValueError: a line states less than its steps spend
+    plan, centre = start["plan"], start["config"].get("centre", 0)
+    terms = plan["batch_size"]/plan["n"], plan["sigma"]
+    for line in record[1:]:
+        must = {"eps_pld", "eps_rdp"} if line is record[-1] else set()
+        for key in sorted(must | _EPS.keys() & line.keys()):
+            spent = _recomputed(*terms, line["step"], centre, plan["delta"], _EPS[key])
+            said = line.get(key)
+            if said is None or not said >= .999*spent:
+                stated = "not stated" if said is None else f"{said:.4g}"
+                raise ValueError(f"{where}: {key} is {stated}, but its plan spends {spent:.4g} by "
+                                 f"step {line['step']}: don't use it")
+
+
+def _check_no_eps(record, start, where):
+    "Refuse a run without noise that states an eps."
+    stated = [f"{key} = {line[key]}" for line in record for key in _EPS
+              if line.get(key) is not None]
+    if stated or start["plan"]["eps"] != math.inf:
+        raise ValueError(f"{where}: it has no noise, and yet promises {', '.join(stated) or 'eps'}"
+                         ": don't use it")
+
+# %% ../../nbs/workshop/cli/comparisons.ipynb #da6e00f3
+def verify(
+    record,  # lines
+):           # the record, if all of it holds
+    "Compute eps of every line again, that of the last by both accountants, and compare."
+    # ValueError: eps understated, budget exceeded, more steps than planned, another step's
+    # accuracy, a first line without plan, seed or config
+    start, end = first_line(record, "plan", "seed", "config"), record[-1]
+    plan, name = start["plan"], f"{start['preset']}, seed {start['seed']}"
+    if end["kind"] != "end" or None in map(end.get, ("step", "delta", "test_accuracy")):
+        raise ValueError(f"{name}: it has no last line, or one that says too little: don't use it")
+    (_check_eps if had_noise(start) else _check_no_eps)(record, start, name)
+    spent = end["eps_pld"] if had_noise(start) else math.inf
+    within = spent <= 1.001*plan["eps"] and end["step"] <= plan["steps"]
+    if not within or end["delta"] != plan["delta"]:
+        raise ValueError(f"{name}: spent more than its plan of eps {plan['eps']:g}: don't use it")
+    last = {line["test_accuracy"] for line in record
+            if line.get("step") == end["step"] and "test_accuracy" in line}
+    if last != {end["test_accuracy"]}:
+        raise ValueError(f"{name}: the accuracy of its last line is not that of the last step: "
+                         "don't use it")
+    return record
+
+# %% ../../nbs/workshop/cli/comparisons.ipynb #898856da
+def summaries(
+    folder=None,  # of records; default: those of the course
+):                # list of `Summary`
+    "Sum up every preset: a summary for each of its settings, or one of a preset that has not run."
+    # ValueError: a record that `verify` refuses. Scans, which are judged by Dice, are left out
+    found, rows = recorded(folder), []
+    for preset in dict.fromkeys([*PRESETS, *found]):
+        if preset.endswith("-fast"):
+            continue
+        groups = alike(map(verify, found.get(preset, [])))
+        rows += [summarize(group) for group in groups] or [not_run_yet(preset)]
+    return [row for row in rows if row.data not in SCANS]
 
 # %% ../../nbs/workshop/cli/comparisons.ipynb #8879d470
 def _ascii(cell):
