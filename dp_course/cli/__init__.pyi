@@ -1,7 +1,7 @@
 from .comparisons import OPEN as OPEN
 from .comparisons import PUBLISHED as PUBLISHED
 from .comparisons import REPORT as REPORT
-from .comparisons import Rung as Rung
+from .comparisons import Result as Result
 from .comparisons import SOURCES as SOURCES
 from .comparisons import Summary as Summary
 from .comparisons import Table as Table
@@ -17,11 +17,13 @@ from .comparisons import plot_record as plot_record
 from .comparisons import plot_records as plot_records
 from .comparisons import plot_traces as plot_traces
 from .comparisons import read_all as read_all
+from .comparisons import result_of as result_of
 from .comparisons import results_table as results_table
 from .comparisons import row_name as row_name
-from .comparisons import rung as rung
 from .comparisons import source_of as source_of
+from .comparisons import summaries as summaries
 from .comparisons import summarize as summarize
+from .comparisons import verify as verify
 from .config import ABOVE_0 as ABOVE_0
 from .config import AT_LEAST_0 as AT_LEAST_0
 from .config import AT_LEAST_1 as AT_LEAST_1
@@ -115,8 +117,6 @@ from .releases import read_image as read_image
 from .releases import write_release as write_release
 from .results import power_of_test as power_of_test
 from .results import seeds_for as seeds_for
-from .results import summaries as summaries
-from .results import verify as verify
 from .run import train as train
 from .setup import Run as Run
 from .setup import discard as discard

@@ -27,7 +27,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "fast_gradients": """
         check_conv_ghost check_ghost_norms check_hook_gradients check_late_sum check_mixed""",
     "features": """
-        check_head_sum check_output_errors check_shift_of_first check_view_norms""",
+        check_head_sum check_output_errors check_shift_of_first""",
     "normalization": """
         check_mixes_rows check_raw_norms check_renormalize check_standardized
         check_without_batchnorm""",

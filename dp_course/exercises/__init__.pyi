@@ -62,7 +62,6 @@ from .fast_gradients import check_mixed as check_mixed
 from .features import check_head_sum as check_head_sum
 from .features import check_output_errors as check_output_errors
 from .features import check_shift_of_first as check_shift_of_first
-from .features import check_view_norms as check_view_norms
 from .normalization import check_mixes_rows as check_mixes_rows
 from .normalization import check_raw_norms as check_raw_norms
 from .normalization import check_renormalize as check_renormalize

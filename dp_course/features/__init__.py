@@ -23,11 +23,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "public_nets": """
         NETS PublicTraining ResidualPair TASKS TRAININGS halving_stage labels_of_task
         load_public_net public_net transfer_cnn""",
-    "scattering": """
-        private_channel_stats""",
     "scattering_transform": """
         Scattering ScatteringFeatures ScatteringRecipe Unit channel_unit crop_spectrum
-        filter_and_subsample filter_bank gabor morlet place_unit scattered""",
+        filter_and_subsample filter_bank gabor morlet place_unit private_channel_stats scattered""",
     "transfer": """
         Adapter Centre MOVING PUBLIC PublicFeatures PublicMetric describe fixed_views
         layer_features new_head public_featured public_rows train_only untrained_features

@@ -73,7 +73,6 @@ from .public_nets import labels_of_task as labels_of_task
 from .public_nets import load_public_net as load_public_net
 from .public_nets import public_net as public_net
 from .public_nets import transfer_cnn as transfer_cnn
-from .scattering import private_channel_stats as private_channel_stats
 from .scattering_transform import Scattering as Scattering
 from .scattering_transform import ScatteringFeatures as ScatteringFeatures
 from .scattering_transform import ScatteringRecipe as ScatteringRecipe
@@ -85,6 +84,7 @@ from .scattering_transform import filter_bank as filter_bank
 from .scattering_transform import gabor as gabor
 from .scattering_transform import morlet as morlet
 from .scattering_transform import place_unit as place_unit
+from .scattering_transform import private_channel_stats as private_channel_stats
 from .scattering_transform import scattered as scattered
 from .transfer import Adapter as Adapter
 from .transfer import Centre as Centre

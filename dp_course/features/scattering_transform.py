@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['gabor', 'morlet', 'filter_bank', 'crop_spectrum', 'filter_and_subsample', 'Scattering', 'Unit', 'channel_unit',
-           'place_unit', 'ScatteringRecipe', 'ScatteringFeatures', 'scattered']
+           'place_unit', 'ScatteringRecipe', 'ScatteringFeatures', 'scattered', 'private_channel_stats']
 
 # %% ../../nbs/workshop/features/scattering_transform.ipynb #c29a61c1
 import json
@@ -337,3 +337,67 @@ def scattered(
     settings = [json.dumps(["scattering 3", asdict(recipe)])]
     found = cached_features(data, partial(ScatteringFeatures, recipe), settings, cache)
     return with_features(data, in_tensors(found, data.device), "scattered")
+
+# %% ../../nbs/workshop/features/scattering_transform.ipynb #f2043b3a
+from ..basics import check_count, check_kind, check_number
+from ..privacy import Budget, normal
+from ..training import refuse_units
+
+# %% ../../nbs/workshop/features/scattering_transform.ipynb #e1435bc6
+def _noisy_mean_of_rows(
+    rows,         # (m,c) one per person
+    n:int,        # public
+    sigma:float,  # noise multiplier
+    bound:float,  # on the length of a row
+    generator,    # `torch.Generator`
+):                # (c,)
+    "Clip every row to `bound`, add up, add noise, divide by the public `n`."
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    factors = (bound/norms).clamp(max=1)
+    clipped = torch.where(norms.isfinite(), rows*factors, 0.)
+    noise = normal(rows.shape[1:], generator)
+    return (clipped.sum(0) + float(sigma)*float(bound)*noise)/n
+
+
+def _check_release(sigma, max_norms):
+    "Refuse noise or bounds that hide nobody."
+    check_number("is no noise multiplier: pass a finite number > 0, such as 8",
+                 lambda v: 0 < v < math.inf, sigma=sigma)
+    try:
+        bounds = [float(bound) for bound in max_norms]
+    except (TypeError, ValueError):
+        bounds = []
+    if len(bounds) != 2 or not all(0 < bound < math.inf for bound in bounds):
+        raise ValueError(f"{max_norms=} are no bounds: pass two positive finite numbers, for the "
+                         "means and for the mean squares")
+
+# %% ../../nbs/workshop/features/scattering_transform.ipynb #b7e3d0a1
+def private_channel_stats(
+    features,        # (n,c,h,w)
+    sigma:float,     # noise multiplier of each of the two releases
+    max_norms,       # of one image's (c,) means and (c,) mean squares; chosen without the data
+    generator=None,  # `Stream` or `torch.Generator`
+    n:int=None,      # public number of images; default len(features)
+    budget=None,     # `Budget` that the two releases are posted to before anything is drawn
+):                   # mean (c,), std (c,)
+    "Publish mean and std of every channel through two noisy sums."
+    # ValueError: sigma or a bound is not positive and finite, or the budget refuses.
+    # Tramer & Boneh 2021 (arXiv 2011.11660). One image moves a sum of clipped rows by its bound.
+    if not isinstance(features, torch.Tensor) or features.dim() != 4:
+        raise ValueError(f"{features=!r:.80}: pass a tensor (n,c,h,w)")
+    check_kind("is no Budget: pass plan.budget(), or trainer.budget", (Budget, type(None)),
+               budget=budget)
+    _check_release(sigma, max_norms)
+    people = len(features) if n is None else n
+    check_count(1, 10**15, n=people)
+    if budget is not None:
+        refuse_units(budget, "the statistics of channels")
+        budget.post("channel statistics", sigma=sigma, steps=2)
+    def release(power, bound):
+        rows = [x.double().pow(power).mean((2, 3)) for x in features.split(1000)]
+        return _noisy_mean_of_rows(torch.cat(rows), people, sigma, bound, generator)
+    mean = release(1, max_norms[0])
+    variance = release(2, max_norms[1]) - mean**2
+    positive = variance[variance > 0]  # noise can push a variance below 0
+    least = positive.min() if len(positive) else 1.
+    return mean.float(), variance.clamp(min=least).sqrt().float()

@@ -20,8 +20,8 @@ from dp_course.cli import (
     make_config,
     parse,
     power_of_test,
+    result_of,
     results_table,
-    rung,
     seeds_for,
     summaries,
     summarize,
@@ -265,9 +265,9 @@ def test_a_record_that_lands_fills_its_row(tmp_path, three):
     assert len(after) == len(before) and [row.preset for row in filled] == ["resnet20-eps3"]
     text = repr(results_table(filled))
     by_rdp = f"({filled[0].eps_rdp:.2f})"
-    for part in ("| 53.00 +- 3.61 |", "MADE UP", "cpu, threads: 1", "| 0.33 |", by_rdp):
+    for part in ("| 53.00 ± 3.61 |", "MADE UP", "cpu, threads: 1", "| 0.33 |", by_rdp):
         assert part in text
-    assert "+-" not in repr(results_table([summarize(three[:1])]))  # one run has no spread
+    assert "±" not in repr(results_table([summarize(three[:1])]))  # one run has no spread
 
 
 def test_a_preset_that_nobody_knows_any_more_still_shows(tmp_path):
@@ -287,9 +287,14 @@ def test_table_is_markdown():
     assert text.splitlines() == ["| a | b |", "| --- | --- |", "| x / y | 1 |", "| z | 2 |"]
 
 
+def test_a_terminal_of_any_encoding_prints_a_table():
+    text = str(cli.Table([{"ε": "1 ± 2"}]))
+    assert text.isascii() and text.splitlines() == ["eps", "1 +- 2"]
+
+
 def test_the_page_of_results_says_what_the_records_say():
-    "Every row 'mean +- std | seeds' of a run that it names, derived again."
-    row_of = r"(?m)^\| ([\w.-]+) \|.*? \| (\d+) \| ([\d.]+) \+- ([\d.]+) \|"
+    "Every row 'seeds | mean ± std' of a run that it names, derived again."
+    row_of = r"(?m)^\| ([\w.-]+) \|.*? \| (\d+) \| ([\d.]+) ± ([\d.]+) \|"
     quoted = re.findall(row_of, (ROOT/"docs/results.md").read_text(encoding="utf-8"))
     assert len(quoted) >= 3
     found = summaries(RUNS)
@@ -324,25 +329,26 @@ def test_nothing_is_remembered_and_synthetic_images_are_said():
 
 
 def test_the_reports_stages_stand_twice():
-    rungs = full_ladder(summaries())
-    assert {row.source for row in rungs} == {
+    rows = full_ladder(summaries())
+    assert {row.source for row in rows} == {
         "report", "as run", "ours", "published", "without privacy"}
-    as_run = {row.name for row in rungs if row.source == "as run"}
+    as_run = {row.name for row in rows if row.source == "as run"}
     assert {"report-v1", "report-2048", "report-4096", "report-wrn16-4"} <= as_run
-    assert rung(summarize(load_runs("report-v1"))) in rungs
+    assert result_of(summarize(load_runs("report-v1"))) in rows
 
 
 def test_rows_on_other_images_stay_away():
     found = summarize(load_runs("report-v1"))
     hundred = replace(found, data="cifar100")
-    assert rung(found) in full_ladder([found]) and rung(hundred) not in full_ladder([hundred])
+    assert result_of(found) in full_ladder([found])
+    assert result_of(hundred) not in full_ladder([hundred])
 
 
 def test_our_rows_stand_between(tmp_path, three):
-    rungs = full_ladder(summaries(write(tmp_path, *three)))
-    ours = [row for row in rungs if row.source == "ours"]
-    assert rungs[:len(cli.REPORT)] == [*cli.REPORT]
-    assert rungs[-len(cli.PUBLISHED):] == [*cli.PUBLISHED]
+    rows = full_ladder(summaries(write(tmp_path, *three)))
+    ours = [row for row in rows if row.source == "ours"]
+    assert rows[:len(cli.REPORT)] == [*cli.REPORT]
+    assert rows[-len(cli.PUBLISHED):] == [*cli.PUBLISHED]
     filled = [(row.accuracy, row.note) for row in ours if not math.isnan(row.accuracy)]
     assert filled == [(pytest.approx(53.), "3 seeds")]
     names = {row.name for row in ours}

@@ -49,13 +49,4 @@ WRONG = {
         "divide by b + 1": "lambda x, z: (z/len(x)).norm()",
         "not the sum of absolute":
             "lambda x, z: (torch.cat([x, z[None]]).mean(0) - x.mean(0)).abs().sum()"},
-    "check_view_norms": {
-        "the mean of the views' norms": "lambda g, a: (g.norm(dim=2)*a.norm(dim=2)).mean(1)",
-        "not its diagonal":
-            "lambda g, a: (g.norm(dim=2)*a.norm(dim=2)).square().sum(1).sqrt()/g.shape[1]",
-        "divide by k": "lambda g, a: ((g @ g.mT)*(a @ a.mT)).sum((1, 2)).sqrt()",
-        "take its root":
-            "lambda g, a: ((g @ g.mT)*(a @ a.mT)).sum((1, 2))/g.shape[1]**2",
-        "not before":
-            "lambda g, a: (((g @ g.mT)*(a @ a.mT)).sum((1, 2))/g.shape[1]).sqrt()"},
 }
