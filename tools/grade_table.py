@@ -29,8 +29,7 @@ WORDS = {  # what a question ended in -> what the table says of it
     "NotRun": "did not run"}
 FORGED = re.compile(r"(?:forged|re-seeded|the seed '[^']*' was given)[^;\n`]*")
 STRANGE = {"checks", "gc", "ctypes", "inspect", "__main__", "grade_student", "sys._getframe"}
-BORROWED = {"a2": {"dp_course.privacy", "opacus", "dp_accounting", "autodp"},
-            "a3": {"dp_course.training", "dp_course.gradients", "opacus"}}
+BORROWED = {"a3": {"dp_course.training", "dp_course.gradients", "opacus"}}
 
 
 # --- who
@@ -311,7 +310,7 @@ def write_leaderboard(lines, out):
               line["run"][:6]] for place, line in enumerate(lines, 1)]
     text = ["# The private leaderboard", "",
             "Accuracy of the weights that the grader recomputed. You know your own run by the "
-            "first letters of its stream, which `leaderboard.standing` shows.", "",
+            "first letters of its stream, which `leaderboard.line` shows.", "",
             *in_markdown(["place", *columns, "run"], table)]
     (out/"leaderboard.md").write_text("\n".join(text) + "\n", encoding="utf-8")
 
