@@ -42,6 +42,7 @@ pre.out { background: none; border-left: 3px solid var(--line); border-width: 0 
 pre.error { border-left-color: var(--none) } img { max-width: 100% }
 .card { background: var(--code); border-radius: 4px; margin: .8rem 0 }
 .verdict { font-weight: 600; border-top: 1px solid var(--line); padding-top: .4rem }
+.hers { white-space: pre-wrap; border-left: 3px solid var(--line); padding: .2rem .8rem }
 .comment { border-left: 3px solid var(--some); padding: .2rem .8rem }
 math[display=block] { margin: .8rem 0; overflow-x: auto }
 """
@@ -60,8 +61,9 @@ def in_mathml(source):
 def prose(source, ours):
     "A cell of text: ours is set, hers is shown as it was typed."
     if not ours:
-        return f"<pre>{html.escape(source)}</pre>"
-    text, formulas = in_mathml(source)
+        typed = re.fullmatch(r"(`{3,})text\n(.*)\n\1", source, re.S)  # as `grade.as_typed` has it
+        return f'<p class="hers">{html.escape(typed[2] if typed else source)}</p>'
+    text, formulas = in_mathml(re.sub(r"^# .+", "", source))  # it is the title of the page
     page = mistune.html(text)
     return re.sub(r"FORMULA(\d+)X", lambda match: formulas[int(match[1])], page)
 
@@ -115,11 +117,11 @@ def overview(grades, titles):
             + "".join(rows) + "</table>")
 
 
-def titles_of(cells):
-    "question -> the heading above it."
+def titles_of(cells, ours):
+    "question -> the heading of ours above it."
     found, title = {}, ""
     for cell in cells:
-        heading = re.search(r"(?m)^## (.+)$", cell.source) if cell.cell_type == "markdown" else None
+        heading = cell.source in ours and re.match(r"## (.+)", cell.source)
         title = heading[1] if heading else title
         told = cell.metadata.get("nbgrader", {})
         if told.get("grade"):
@@ -144,7 +146,6 @@ def page(
     waits = " so far" if any(grade[2] for grade in grades.values()) else ""
     total = (f"{number(sum(grade[0] for grade in grades.values()))} of "
              f"{number(sum(grade[1] for grade in grades.values()))} points{waits}")
-    handed_out = [cell for cell in cells if cell.source in ours or cell.cell_type == "code"]
     style = STYLE + HtmlFormatter(style="default").get_style_defs("pre")
     return PAGE.format(title=html.escape(title), style=style, total=total,
-                       table=overview(grades, titles_of(handed_out)), body="\n".join(body))
+                       table=overview(grades, titles_of(cells, ours)), body="\n".join(body))

@@ -221,7 +221,9 @@ def _make_shell():
     config = Config()
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
-    return Shell.instance(config=config)
+    shell = Shell.instance(config=config)
+    shell.display_formatter.formatters["text/plain"].float_precision = "%.6g"
+    return shell
 
 
 class _Ready:

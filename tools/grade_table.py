@@ -209,7 +209,7 @@ def _graded(submission, note):
     by_hand = sorted(grade.name.split("-")[-1] for grade in grades if grade.needs_manual_grade)
     late = submission.total_seconds_late
     said = (f"late by {lateness(late)}" if late > 0 else "", note,
-            f"to be graded by hand: {', '.join(by_hand)}" if by_hand else "")
+            f"by hand: {', '.join(by_hand)}" if by_hand else "")
     return (sorted((grade.name, grade.score or 0., grade.max_score) for grade in grades),
             "; ".join(filter(None, said)))
 
@@ -267,7 +267,7 @@ def by_student(
                    if (who, name) not in found or found[who, name][1]]
         yield [who, *[names.get(who, "not on the roster")]*bool(names),
                *("" if p is None else number(p) for p in points),
-               number(sum(p or 0 for p in points)), number(sum(most.values())), "; ".join(missing)]
+               number(sum(p or 0 for p in points)), number(sum(most.values())), " · ".join(missing)]
 
 
 def standings(rows, course):
