@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
@@ -156,15 +156,14 @@ def take(course, who, name, path, alone):
 
 
 def when_handed_in(path):
-    "In UTC: what nbgrader has written beside a notebook, or else the time of the file."
-    told = path.with_name("timestamp.txt")
-    if told.is_file() and not told.is_symlink():
-        text = told.read_text(errors="replace")[:40].replace(" UTC", "+00:00").strip()
-        try:
-            return grade_table.in_utc(datetime.fromisoformat(text))
-        except ValueError:
-            pass
-    return grade_table.in_utc(datetime.fromtimestamp(path.stat().st_mtime))
+    "In UTC: the time of the file, or a later one that nbgrader has written beside it."
+    when = grade_table.in_utc(datetime.fromtimestamp(path.stat().st_mtime))
+    beside = path.with_name("timestamp.txt")
+    if beside.is_file() and not beside.is_symlink():
+        text = beside.read_text(errors="replace")[:40].replace(" UTC", "+00:00").strip()
+        with suppress(ValueError):
+            when = max(when, grade_table.in_utc(datetime.fromisoformat(text)))
+    return when
 
 
 # --- the sandbox
@@ -447,11 +446,8 @@ def _file_of(name, folder, out):
 def _ungraded(course, who, name):
     "Take a submission out of the gradebook: points that nobody has earned or lost are no zero."
     from nbgrader.api import MissingEntry
-    with _book(course) as book:
-        try:
-            book.remove_submission(name, who)
-        except MissingEntry:
-            pass
+    with _book(course) as book, suppress(MissingEntry):
+        book.remove_submission(name, who)
 
 
 def enter(course, who, name, run, feedback):

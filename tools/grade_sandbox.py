@@ -36,7 +36,7 @@ from grade_student import (  # noqa: F401
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = dict(seconds=300, cell_seconds=60, memory_mb=3000, file_mb=200, text=20_000)
 MOST = 8*2**20  # bytes of outputs from one notebook
-PICTURE = 2**20  # bytes of one picture
+PICTURE, PIXELS = 2**20, 4*10**6  # bytes and pixels of one picture
 ROOM = 2000  # MB of a box beside what its process may allocate: libraries, and files of the kernel
 RESTARTS = 3  # of a student's process that ended before its cells had run
 HIDDEN = "### BEGIN HIDDEN TESTS"
@@ -94,8 +94,10 @@ def as_picture(said):
         data = base64.b64decode(said, validate=True)
     except (TypeError, ValueError):
         return None
-    whole = data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) <= PICTURE
-    return base64.b64encode(data).decode() if whole else None
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or not 24 < len(data) <= PICTURE:
+        return None
+    wide, high = (int.from_bytes(data[at:at + 4], "big") for at in (16, 20))
+    return base64.b64encode(data).decode() if wide*high <= PIXELS else None
 
 
 def shown_output(said, ours=False):

@@ -4,6 +4,7 @@ copies hold no answer, and a submission can harm nobody but itself.
 What needs nbgrader takes minutes: make test-teach installs it and runs everything; make test
 skips it, with one line, whether nbgrader is there or not.
 """
+import base64
 import html
 import html.parser
 import importlib.util
@@ -771,6 +772,15 @@ def test_who_matches_nobody_is_listed(tmp_path):
         ["67890", "Zoë O'Brien", ""]]
 
 
+def test_the_later_of_two_times_counts(tmp_path):
+    "Whoever hands in may lay a timestamp.txt of her own beside a notebook."
+    (tmp_path/"a1.ipynb").touch()
+    os.utime(tmp_path/"a1.ipynb", (1769000000, 1769000000))
+    for text, day in (("2020-01-01 00:00:00 UTC", 21), ("2026-01-31 00:00:00.5 UTC", 31)):
+        (tmp_path/"timestamp.txt").write_text(text)
+        assert grade.when_handed_in(tmp_path/"a1.ipynb").day == day
+
+
 @pytest.mark.parametrize("seconds,said", [(30, "1 min"), (3*3600, "3 h"), (90_000, "1 d 1 h")])
 def test_lateness_is_said_in_words(seconds, said):
     assert grade_table.lateness(seconds) == said
@@ -1206,13 +1216,16 @@ def test_threads_and_pipes_have_an_end(tmp_path):
 
 
 def test_of_her_outputs_text_and_pictures_are_kept():
-    picture = "iVBORw0KGgo="
+    def png(wide, high):
+        size = wide.to_bytes(4, "big") + high.to_bytes(4, "big")
+        return base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + size + b"\x08").decode()
+    picture = png(640, 480)
     data = {"text/plain": "<b>", "text/html": SCRIPTS, "text/markdown": SCRIPTS,
             "image/svg+xml": SCRIPTS, "image/png": picture}
     said = dict(output_type="display_data", data=data, metadata={"x": SCRIPTS})
     kept = grade_sandbox.shown_output(said)
     assert kept["data"] == {"text/plain": "<b>", "image/png": picture} and not kept["metadata"]
-    for bad in ('" onerror="stolen()', "aGVsbG8=", 5, None):
+    for bad in ('" onerror="stolen()', "aGVsbG8=", png(60_000, 60_000), 5, None):
         assert grade_sandbox.as_picture(bad) is None
 
 
