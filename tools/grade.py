@@ -33,7 +33,7 @@ NO_DATA = "cannot be verified on this machine"  # as in assignments/leaderboard.
 BIG = 100*2**20  # bytes: larger files are not copied
 MOST, LARGE = 2000, 5*2**20  # cells, bytes of a notebook that somebody has written
 UNREADABLE = "nbgrader cannot read it: is it a notebook?"
-UNGRADED = "not graded, and that is not her fault: {}. Grade it again"
+UNGRADED = "not graded: {}. Look why, and grade it again"
 ZERO = dict(cells=[], seconds=0., begun=False)
 STUB = r"# YOUR CODE HERE\n\s*\.\.\.\s*$"  # what stands in an answer that nobody has written
 

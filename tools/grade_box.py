@@ -13,6 +13,7 @@ import site
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from errno import EPERM
 from pathlib import Path
@@ -177,8 +178,19 @@ class Cage:
     def remove(self):
         "Forget the group, when all that was in it has ended."
         for folder in self.folders:
-            with suppress(OSError):
-                folder.rmdir()
+            _gone(folder)
+
+
+def _gone(folder, tries=40):
+    "Remove a group; the kernel keeps it busy for a moment after its last process."
+    for _ in range(tries):
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(.05)
 
 
 def _own_group(kind):

@@ -312,6 +312,7 @@ def attempt(
     channel, again, at = Channel(ours, deadline), len(cells), -1
     try:
         introduce(channel, job)
+        job["reached"] = True  # from now on it is her code that runs
         judge = Judge(channel, job)
         for at, cell in enumerate(job["cells"]):
             if at >= again:
@@ -346,7 +347,7 @@ def supervise(job):
         if why:
             owe(job.setdefault("owed", {}), job["cells"][len(cells)], None)
             cells.append(dict(outputs=[_error("Ended", why)], value=None, ended=True))
-    result = dict(cells=cells, why="; ".join(whys), begun=bool(cells or not whys),
+    result = dict(cells=cells, why="; ".join(whys), begun=job.get("reached", False),
                   seconds=round(time.monotonic() - began, 2))
     written = Path(job["result"] + ".part")
     text = json.dumps(result, ensure_ascii=False)

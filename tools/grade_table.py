@@ -112,7 +112,9 @@ def endings(cells, questions):
             cause = errors[0] if errors else ""
         if not told.get("grade"):
             continue
-        forged = FORGED.search(_said(cell))
+        said = _said(cell)
+        forged = FORGED.search(said)
+        errors = errors or ["TooMuch"]*("raised TooMuch" in said)
         first = cause if errors and errors[0] == "NameError" and cause else (errors or [""])[0]
         ended[told["grade_id"]] = f"suspected forgery ({forged[0]})" if forged else in_words(first)
         if told.get("solution"):

@@ -620,7 +620,7 @@ def graded(copies, tmp_path_factory):
     (folder/"garbage/a1.ipynb").write_text("{not JSON")
     (folder/"late_a1.ipynb").write_text((folder/"good/a1.ipynb").read_text())
     before = {path: path.read_bytes() for path in folder.rglob("*.ipynb")}
-    limits = dict(seconds=150, cell_seconds=8, memory_mb=1500)
+    limits = dict(seconds=200, cell_seconds=12, memory_mb=1500)
     rows = grade.grade(folder, out, limits=limits, say=lambda text: None)
     return rows, folder, out, before
 
@@ -731,7 +731,7 @@ def test_who_is_not_graded_has_no_zero(tmp_path):
     rows = [("ada", "a1", None, grade.UNGRADED.format("before its first cell it ended itself")),
             ("bob", "a1", [("a1-1", 2., 4.)], "")]
     table = list(grade_table.by_student(rows))
-    assert table[1][:4] == ["ada", "", "0", "4"] and "not her fault" in table[1][4]
+    assert table[1][:4] == ["ada", "", "0", "4"] and "a1 not graded" in table[1][4]
     grade_table.write_tables(rows, tmp_path)
     assert "ada" not in (tmp_path/"grades.csv").read_text()
 
@@ -784,6 +784,23 @@ def test_the_later_of_two_times_counts(tmp_path):
 @pytest.mark.parametrize("seconds,said", [(30, "1 min"), (3*3600, "3 h"), (90_000, "1 d 1 h")])
 def test_lateness_is_said_in_words(seconds, said):
     assert grade_table.lateness(seconds) == said
+
+
+@SLOWLY
+@needs_box
+@pytest.mark.parametrize("source,begun", [("import time; time.sleep(100)", True), ("1", False)])
+def test_what_ends_before_her_code_is_no_zero(tmp_path, monkeypatch, source, begun):
+    "Her own sleep is; a process that does not come up is not."
+    if not begun:
+        monkeypatch.setattr(grade_box, "readable", lambda: [])
+        monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    (tmp_path/"s").mkdir()
+    job = dict(folder=str(tmp_path/"s"), result=str(tmp_path/"result.json"), boxed=True,
+               fresh=False, cells=[dict(source=source, grade=False)],
+               limits={**grade_sandbox.LIMITS, "seconds": 40})
+    grade_sandbox.supervise(job)
+    found = json.loads((tmp_path/"result.json").read_text())
+    assert found["begun"] == begun and found["why"]
 
 
 def test_what_looks_like_cheating_is_said():
@@ -1053,7 +1070,7 @@ def test_what_would_run_is_seen():
 @needs_nbgrader
 @needs_box
 def test_no_script_of_a_students_runs_in_a_feedback_page(copies, tmp_path):
-    show = ("from IPython.display import display\nbad =  + SCRIPTS + \n"
+    show = (f"from IPython.display import display\nbad = {SCRIPTS!r}\n"
             "for kind in ('html', 'markdown', 'latex', 'plain', 'javascript', 'vnd.mermaid'):\n"
             "    display({f'text/{kind}': bad}, raw=True)\nprint(bad)\n"
             "raise type(bad, (Exception,), {})(bad)")
@@ -1212,7 +1229,10 @@ def test_threads_and_pipes_have_an_end(tmp_path):
         sandbox.close()
     for what, cell in zip(BOUNDS, found["cells"]):
         assert int(cell["outputs"][-1]["data"]["text/plain"]) < 200, what
-    assert not list(grade_box.GROUPS.glob("*/dp-course-*"))
+    cage = grade_box.Cage(100)
+    assert cage.folders == [folder for folder in cage.folders if folder.is_dir()]
+    cage.remove()
+    assert not any(folder.exists() for folder in cage.folders)
 
 
 def test_of_her_outputs_text_and_pictures_are_kept():
