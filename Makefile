@@ -78,9 +78,8 @@ test-path: .venv/.ready ## every lesson with the installed wheel, from another f
 assignments: .venv/.teach ## make the copies of the five assignments: out/assignments/student, solution, nbgrader
 	@$(BIN)/python tools/assign.py $(ARGS)
 
-grade: .venv/.teach ## grade a folder of notebooks: make grade SUBMISSIONS=dir [ARGS="--jobs 4"]
-	@test -n "$(SUBMISSIONS)" || { echo "which folder? make grade SUBMISSIONS=dir, with dir/ada/a1.ipynb or dir/ada_a1.ipynb"; exit 2; }
-	@$(BIN)/python tools/grade.py "$(SUBMISSIONS)" $(ARGS)
+grade: .venv/.teach ## grade a folder of notebooks, with roster.csv and due.csv if they are there: make grade SUBMISSIONS=dir [ARGS="--jobs 4"]; without a folder, the tables anew
+	@$(BIN)/python tools/grade.py $(if $(SUBMISSIONS),"$(SUBMISSIONS)") $(ARGS)
 
 test-teach: .venv/.teach ## the tests of the assignments that need nbgrader, and a hundred submissions (ten minutes or more)
 	@$(ONE) DP_COURSE_SLOW=1 $(BIN)/python -m pytest tests/exercises/test_assignments.py $(ARGS)

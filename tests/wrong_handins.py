@@ -1,4 +1,22 @@
 "Wrong answers to the assignments: check -> words of the diagnosis -> code; {name} is the function."
+
+
+def rest(history="history", eps="eps"):
+    "A bisection for the noise of the rest, of a history and a budget."
+    return (f"def {{name}}(history, q, steps, eps, delta):\n    cost = a2.cost\n"
+            f"    past, budget = {history}, {eps}\n"
+            "    if cost(history, delta) > eps: raise ValueError\n    low, high = 1e-2, 1e5\n"
+            "    while high/low > 1.0005:\n        m = math.sqrt(low*high)\n"
+            "        over = cost([*past, (q, m, steps)], delta) > budget\n"
+            "        low, high = (m, high) if over else (low, m)\n    return high")
+
+
+def asks(*runs, below=".995"):
+    "One that asks an accountant a few things."
+    asked = ", ".join(f"({run})" for run in runs)
+    return f"lambda a: any(a(*run) < {below}*a2.exact(*run) for run in [{asked}])"
+
+
 WRONG = {
     "check_leak": {
         "logarithm of the ratio": "lambda p: p/(1 - p) if p < 1 else math.inf",
@@ -26,49 +44,30 @@ WRONG = {
                        " for u, v in ((p, q), (q, p)))",
         "clamp each output": "lambda p, q, e: max(0, sum(a - math.exp(e)*b"
                              " for a, b in zip(p, q)))"},
-    "check_largest_eps": {
-        "odds do": "lambda p, l: math.log(l/p) if l < 1 else math.inf",
-        "need not be one half": "lambda p, l: math.log(l/(1 - l)) if l < 1 else math.inf",
-        "to those of the limit":
-            "lambda p, l: math.log(p/(1 - p)) - math.log(l/(1 - l)) if l < 1 else math.inf"},
-    "check_rdp_gaussian": {
-        "below the line": "lambda a, s: a/s**2 if s else math.inf",
-        "squared": "lambda a, s: a/(2*s) if s else math.inf",
-        "grows with the order": "lambda a, s: 1/(2*s**2) if s else math.inf",
-        "nothing is hidden": "lambda a, s: a/(2*s**2) if s else 0."},
-    "check_rdp_sampled": {
-        "divide the logarithm": "lambda a, q, s: 0. if q == 0 else a/2/s/s if q == 1 else math.log("
-            "sum(math.comb(a, k)*(1 - q)**(a - k)*q**k*math.exp(k*(k - 1)/2/s/s)"
-            " for k in range(a + 1)))",
-        "who is not drawn": "lambda a, q, s: 0. if q == 0 else a/2/s/s if q == 1 else math.log("
-            "sum(math.comb(a, k)*q**k*math.exp(k*(k - 1)/2/s/s) for k in range(a + 1)))/(a - 1)",
-        "k(k - 1)/(2 sigma^2)": "lambda a, q, s: 0. if q == 0 else a/2/s/s if q == 1 else math.log("
-            "sum(math.comb(a, k)*(1 - q)**(a - k)*q**k*math.exp(k*(k - 1)/s/s)"
-            " for k in range(a + 1)))/(a - 1)",
-        "no factor q^2": "lambda a, q, s: q*q*a/2/s/s"},
-    "check_to_epsilon": {
-        "older conversion": "lambda r, d: max(0, min(v + math.log(1/d)/(a - 1)"
-                            " for a, v in r.items()))",
-        "not the largest": "lambda r, d: max(0, max(v + math.log((a - 1)/a)"
-                           " - (math.log(d) + math.log(a))/(a - 1) for a, v in r.items()))",
-        "nothing more than 0": "lambda r, d: min(v + math.log((a - 1)/a)"
-                               " - (math.log(d) + math.log(a))/(a - 1) for a, v in r.items())"},
-    "check_run_epsilon": {
-        "order by order": "lambda ps, d: sum(a2.cost([p], d) for p in ps)",
-        "same people": "lambda ps, d: max([a2.cost([p], d) for p in ps], default=0.)",
-        "average plan": "lambda ps, d: a2.cost([(sum(n*q for q, _, n in ps)/sum(n for *_, n in ps),"
-                        " sum(n*s for _, s, n in ps)/sum(n for *_, n in ps),"
-                        " sum(n for *_, n in ps))], d)",
-        "every step": "lambda ps, d: a2.cost([(q, s, min(1, n)) for q, s, n in ps], d)"},
-    "check_calibrate": {
-        "not a hair above": "def {name}(f, b):\n    low, high = 1e-3, 1e4\n"
-            "    while high/low > 1.0005:\n        m = math.sqrt(low*high)\n"
-            "        low, high = (m, high) if f(m) > b else (low, m)\n    return low",
-        "more noise than needed": "def {name}(f, b):\n    s = 1e-3\n    while f(s) > b:\n"
-            "        s *= 1.1\n        if s > 1e4: raise ValueError\n    return s",
-        "must say so": "def {name}(f, b):\n    low, high = 1e-3, 1e4\n"
-            "    while high/low > 1.0005:\n        m = math.sqrt(low*high)\n"
-            "        low, high = (m, high) if f(m) > b else (low, m)\n    return high"},
+    "check_possible": {
+        "far more": "lambda cs: a2.possible(cs, lambda q, *r: a2.exact(1., *r))",
+        "every step counts": "lambda cs: a2.possible(cs, lambda q, s, n, d: a2.exact(q, s, 1, d))",
+        "careful, not wrong": "lambda cs: [not ok for ok in a2.possible(cs)]",
+        "claim below it may be right":
+            "lambda cs: a2.possible(cs, lambda q, s, n, d: a2.cost([(q, s, n)], d))",
+        "claims are rounded": "lambda cs: [eps >= a2.exact(*run) for *run, eps in cs]"},
+    "check_rest_sigma": {
+        "history costs, too": rest("[]"),
+        "keeps the promise": rest().replace("return high", "return low"),
+        "add up to too much": rest("[]", "eps - cost(history, delta)"),
+        "whatever the noise": rest().replace("raise ValueError", "return 1e9")},
+    "check_steps_left": {
+        "history costs, too": "lambda h, *r: a2.steps_left([], *r)",
+        "one step more": "lambda *a: a2.steps_left(*a) + 1",
+        "one step less": "lambda *a: max(0, a2.steps_left(*a) - 1)",
+        "in proportion": "lambda h, q, s, e, d: int(max(0, e - a2.cost(h, d))"
+                         "/a2.cost([(q, s, 1)], d))"},
+    "check_underpays": {
+        "may claim more": "lambda a: True",
+        "try rates": "lambda a: False",
+        "ten thousand": asks(".2, 1., 100, 1e-5", ".9, 2., 10, 1e-5"),
+        "with the exact eps": asks(".2, 4., 500, 1e-3", ".2, .5, 1, 1e-8", ".2, .5, 5000, 1e-8",
+                                   below=".85")},
     "check_clipped_sum": {
         "not their sum": "lambda g, c: g.sum(0)*min(1., c/max(1e-30, g.sum(0).norm().item()))",
         "stay as they are": "lambda g, c: (c*g/g.norm(dim=1, keepdim=True)).sum(0)",
@@ -79,11 +78,6 @@ WRONG = {
         "counts nothing":
             "lambda g, c: ((c/g.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1)*g)"
             ".sum(0)"},
-    "check_noisy_mean": {
-        "divide the noise": "lambda t, c, s, b, g: t/b + s*c*torch.randn(t.shape, generator=g)",
-        "times max_norm": "lambda t, c, s, b, g: (t + s*torch.randn(t.shape, generator=g))/b",
-        "twice": "lambda t, c, s, b, g: (t + s*c/b*torch.randn(t.shape, generator=g))/b",
-        "generator=generator": "lambda t, c, s, b, g: (t + s*c*torch.randn(t.shape))/b"},
     "check_loop_sum": {
         "not one each": "lambda *a: a3.sums(*a, joint=False)",
         "before adding up": "lambda *a: a3._batch_clip(*a)",
@@ -192,19 +186,14 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
     "check_exact_delta": {
         "one direction": ("both directions", "lambda p, q, e: sum(max(0, a - math.exp(e)*b)"
                           " for a, b in zip(p, q))")},
-    "check_largest_eps": {
-        "twice as much": ("", "lambda p, l: 2*(math.log(l/(1 - l)) - math.log(p/(1 - p)))"
-                          " if l < 1 else math.inf")},
-    "check_rdp_sampled": {
-        "q^2 of the Gaussian's": ("no factor q^2", "lambda a, q, s: q*q*a/2/s/s")},
-    "check_run_epsilon": {
-        "the largest phase": ("same people",
-                              "lambda ps, d: max([a2.cost([p], d) for p in ps], default=0.)")},
-    "check_calibrate": {
-        "the end that overspends": ("not a hair above", "def {name}(f, b):\n"
-            "    low, high = 1e-3, 1e4\n    while high/low > 1.0005:\n"
-            "        m = math.sqrt(low*high)\n"
-            "        low, high = (m, high) if f(m) > b else (low, m)\n    return low")},
+    "check_possible": {
+        "everything is believed": ("", "lambda cs: [True]*len(cs)")},
+    "check_rest_sigma": {
+        "the history is forgotten": ("history costs, too", rest("[]"))},
+    "check_steps_left": {
+        "the history is forgotten": ("history costs, too", "lambda h, *r: a2.steps_left([], *r)")},
+    "check_underpays": {
+        "one question": ("try rates", asks("1., 1., 10, 1e-5"))},
     "check_clipped_sum": {
         "the sum is clipped": ("not their sum", "lambda g, c: g.sum(0)*min(1., "
                                "c/max(1e-30, g.sum(0).norm().item()))"),
@@ -212,19 +201,6 @@ LEAKS = {  # check -> what is wrong -> (words of the diagnosis, code): each brea
         "an unbounded row": ("clip every example by itself", "lambda g, c: (g*torch.where("
                              "g.norm(dim=1) < 100, (c/g.norm(dim=1).clamp(min=1e-30)).clamp("
                              "max=1), 1.)[:, None]).sum(0)")},
-    "check_noisy_mean": {
-        "noise of sigma": ("times max_norm",
-                           "lambda t, c, s, b, g: (t + s*torch.randn(t.shape, generator=g))/b"),
-        "a tenth of it": ("", "lambda t, c, s, b, g: (t + .1*s*c*torch.randn(t.shape, "
-                          "generator=g))/b"),
-        "half of it repeats": ("noise of its own", "lambda t, c, s, b, g: (t + s*c*torch.randn("
-                               "(len(t) + 1)//2, generator=g).repeat(2)[:len(t)])/b"),
-        "uniform": ("another shape", "lambda t, c, s, b, g: (t + s*c*12**.5*(torch.rand(t.shape, "
-                    "generator=g) - .5))/b"),
-        "cut at 3.2 standard deviations": ("ends somewhere", "lambda t, c, s, b, g: (t + s*c*torch."
-                                           "randn(t.shape, generator=g).clamp(-3.2, 3.2))/b"),
-        "always the same": ("draw it from `generator`", "lambda t, c, s, b, g: (t + s*c*torch."
-                            "randn(t.shape, generator=torch.Generator().manual_seed(0)))/b")},
     "check_loop_sum": {
         "W and b apart": ("not one each", "lambda *a: a3.sums(*a, joint=False)"),
         "clipped after adding up": ("before adding up", "lambda *a: a3._batch_clip(*a)"),

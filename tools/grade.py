@@ -1,10 +1,11 @@
 """Grade a folder of notebooks: `python tools/grade.py SUBMISSIONS [--out FOLDER]`.
 
 nbgrader does the grading, with a gradebook; what a student wrote runs elsewhere, one process for
-each submission, in a box (see grade_box.py), and only its outputs come back here.
+each submission, in a box (see grade_box.py), and only its outputs come back here. The tables come
+from the gradebook (grade_table.py): another folder adds to them. Without SUBMISSIONS they are
+written anew, for instance after points were given by hand.
 """
 import argparse
-import csv
 import json
 import os
 import re
@@ -14,13 +15,17 @@ import sys
 import tempfile
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, suppress
+from datetime import datetime
 from pathlib import Path
 from threading import Lock
 
 import assign
 import grade_box
+import grade_page
 import grade_sandbox
+import grade_table
 import nbformat
 
 ROOT = assign.ROOT
@@ -28,7 +33,8 @@ NO_DATA = "cannot be verified on this machine"  # as in assignments/leaderboard.
 BIG = 100*2**20  # bytes: larger files are not copied
 MOST, LARGE = 2000, 5*2**20  # cells, bytes of a notebook that somebody has written
 UNREADABLE = "nbgrader cannot read it: is it a notebook?"
-ZERO = dict(cells=[], seconds=0.)
+UNGRADED = "not graded: {}. Look why, and grade it again"
+ZERO = dict(cells=[], seconds=0., begun=False)
 STUB = r"# YOUR CODE HERE\n\s*\.\.\.\s*$"  # what stands in an answer that nobody has written
 
 
@@ -43,7 +49,7 @@ def find(folder):
         parts = path.relative_to(folder).parts
         if any(part.startswith(".") for part in parts) or path.is_symlink() or not path.is_file():
             continue
-        flat = re.fullmatch(rf"(.+?)[-_ ]({known})\.ipynb", parts[0])
+        flat = re.fullmatch(rf"(.+?)[-_ ]({known})(?:-\d+)?\.ipynb", parts[0])  # a1-2: again
         if len(parts) == 1 and flat:                                     # ada_a1.ipynb
             who, name = flat.groups()
         elif re.fullmatch(known, path.stem) and parts[1:-1] in ((), (path.stem,)) and parts[1:]:
@@ -51,8 +57,18 @@ def find(folder):
             who, name = parts[0], path.stem
         else:
             continue
-        found[re.sub(r"[^\w.@-]", "_", who).strip("."), name] = path
+        found[grade_table.as_id(who), name] = path
     return found
+
+
+def of_roster(found, roster):
+    "(student, assignment) -> notebook, by the roster; of several the last one that was written."
+    known = {}
+    for (who, name), path in sorted(found.items(), key=lambda pair: pair[1].stat().st_mtime):
+        student = roster.student(who)
+        if student:
+            known[student, name] = path
+    return known
 
 
 def ignored(folder, found):
@@ -125,14 +141,29 @@ def take(course, who, name, path, alone):
     place = course/"submitted"/who/name
     try:
         refuse_large(path)
+        when = when_handed_in(path)
         collect(path, place, alone)
         mine = (place/path.name).rename(place/f"{name}.ipynb")
         tame(mine, course/"release"/name/f"{name}.ipynb")
+        for file in assign.KIT.get(name, ("kit.py",)):  # ours: hers may say anything
+            shutil.copyfile(assign.SOURCE/file, place/file)
+        (place/"timestamp.txt").write_text(f"{when:%Y-%m-%d %H:%M:%S} UTC")
     except TooLarge as error:
         return f"{UNREADABLE} {error}"
     except Exception:
         return UNREADABLE
-    return _autograde(course, who, name, None)
+    return ""
+
+
+def when_handed_in(path):
+    "In UTC: the time of the file, or a later one that nbgrader has written beside it."
+    when = grade_table.in_utc(datetime.fromtimestamp(path.stat().st_mtime))
+    beside = path.with_name("timestamp.txt")
+    if beside.is_file() and not beside.is_symlink():
+        text = beside.read_text(errors="replace")[:40].replace(" UTC", "+00:00").strip()
+        with suppress(ValueError):
+            when = max(when, grade_table.in_utc(datetime.fromisoformat(text)))
+    return when
 
 
 # --- the sandbox
@@ -154,7 +185,7 @@ class Sandbox:
             said = (self.folder/"log").read_text()[-2000:]
             raise RuntimeError(f"the sandbox did not start:\n{said}")
 
-    def run(self, folder, cells, fresh=False):
+    def run(self, folder, cells, fresh=False, imports=""):
         "Outputs of cells, run in turn in a copy of a folder; fresh: no cell is a student's."
         with self.lock:
             self.count += 1
@@ -164,7 +195,7 @@ class Sandbox:
             item.chmod(0o755 if item.is_dir() else 0o644)
         result = place/"result.json"
         job = dict(folder=str(place/"work"), result=str(result), cells=cells, limits=self.limits,
-                   boxed=self.boxed, fresh=fresh)
+                   boxed=self.boxed, fresh=fresh, imports=imports)
         with self.lock:
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
@@ -188,39 +219,85 @@ class Sandbox:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def is_graded(cell):
-    return bool(cell.metadata.get("nbgrader", {}).get("grade"))
+def told(cell):
+    return cell.metadata.get("nbgrader", {})
 
 
-def run_notebook(sandbox, path, fresh):
-    "cell index -> outputs and value, and what went wrong."
+def is_judged(cell):
+    "Whether a check gives the points of a cell; those of a plot or a paragraph a person gives."
+    return bool(told(cell).get("grade")) and not told(cell).get("solution")
+
+
+class Questions:
+    "What the grader knows of an assignment: the hidden checks, and the course's own answers."
+    def __init__(self, name):
+        cells = nbformat.read(assign.SOURCE/f"{name}.ipynb", 4).cells
+        self.source = {told(cell)["grade_id"]: cell.source for cell in cells if told(cell)}
+        self.fresh = assign.fresh_cells(name)
+        self.imports = "\n".join(cell.source for cell in cells
+                                 if cell.cell_type == "code" and not told(cell))
+        self.answers = {}  # question -> (function, how it is written)
+        for cell in cells:
+            if told(cell).get("solution") and not told(cell).get("grade"):
+                question, _, function = told(cell)["grade_id"].rpartition("-")
+                self.answers[question] = function, cell.source
+
+    def job(self, cell, theirs):
+        "What the sandbox is told of a cell; theirs: what she has written for the question."
+        question = told(cell).get("grade_id")
+        source = self.source[question] if told(cell).get("locked") else cell.source
+        task = dict(source=source, grade=is_judged(cell))
+        if not task["grade"] or question not in self.answers:
+            return task
+        function, reference = self.answers[question]
+        needs = self.called(reference + theirs) - {function}
+        return {**task, "function": function, "reference": reference, "needs": sorted(needs),
+                "points": float(told(cell).points)}
+
+    def called(self, source):
+        "Names of answers that some code calls, or that those call in their turn."
+        found, words = set(), set(re.findall(r"\w+", source))
+        while True:
+            new = {name: text for name, text in self.answers.values() if name in words - found}
+            if not new:
+                return found
+            found |= new.keys()
+            words |= set(re.findall(r"\w+", "".join(new.values())))
+
+
+def run_notebook(sandbox, path, questions):
+    "cell index -> outputs and value, what went wrong, and whether her first cell was reached."
     cells = nbformat.read(path, 4).cells
-    code = [i for i, cell in enumerate(cells) if cell.cell_type == "code"]
-    apart = [i for i in code if cells[i].metadata.get("nbgrader", {}).get("grade_id") in fresh]
-    hers = [i for i in code if i not in apart]
-    results, whys, seconds = {}, [], 0.
+    jobs, theirs = {}, ""
+    for i, cell in enumerate(cells):
+        if cell.cell_type == "code":
+            theirs = cell.source if told(cell).get("solution") else theirs
+            jobs[i] = questions.job(cell, theirs)
+    apart = [i for i in jobs if told(cells[i]).get("grade_id") in questions.fresh]
+    hers = [i for i in jobs if i not in apart]
+    results, whys, seconds, begun = {}, [], 0., True
     for indices in [hers, apart] if apart else [hers]:
-        job = [dict(source=cells[i].source, grade=is_graded(cells[i])) for i in indices]
-        found = sandbox.run(path.parent, job, fresh=indices is apart)
+        found = sandbox.run(path.parent, [jobs[i] for i in indices], fresh=indices is apart,
+                            imports=questions.imports)
         results |= dict(zip(indices, found["cells"]))
         whys += [found["why"]] if found["why"] else []
+        begun = begun and found["begun"]
         if indices is apart and NO_DATA in json.dumps(found["cells"]):
             whys.append(f"{NO_DATA}: its data set is missing here")
+            begun = False
         seconds += found["seconds"]
-    return dict(results=results, why="; ".join(whys), seconds=seconds)
+    return dict(results=results, why="; ".join(whys), seconds=seconds, begun=begun)
 
 
 # --- nbgrader
 
 
-def _preprocessor(runs):
+def _preprocessor(run):
     "nbgrader's step of execution, with the outputs that came from the sandbox."
     from nbgrader.preprocessors import NbGraderPreprocessor
 
     class Outputs(NbGraderPreprocessor):
         def preprocess(self, nb, resources):
-            told = resources["nbgrader"]
-            run = runs[told["student"], told["assignment"]]
             blank = not_attempted(nb.cells)
             for i, cell in enumerate(nb.cells):
                 if cell.cell_type == "code":
@@ -235,9 +312,9 @@ def not_attempted(cells):
     "Indices of graded cells whose answer is as it was handed out."
     found, blank = set(), False
     for i, cell in enumerate(cells):
-        if cell.metadata.get("nbgrader", {}).get("solution"):
+        if told(cell).get("solution"):
             blank = bool(re.search(STUB, cell.source))
-        elif is_graded(cell) and blank:
+        elif is_judged(cell) and blank:
             found.add(i)
             blank = False
     return found
@@ -251,7 +328,7 @@ def graded(cell, found, why, blank=False):
     if found is None:
         return [grade_sandbox._error("NotRun", why or "the cell did not run")]
     outputs, value = found["outputs"], found["value"]
-    if not is_graded(cell):
+    if not is_judged(cell):
         return outputs
     most = float(cell.metadata.nbgrader.points)
     if any(output["output_type"] == "error" for output in outputs):
@@ -269,7 +346,7 @@ def _autograde(course, who, name, execute):
     from nbgrader.preprocessors import Execute
     config = assign.settings(course, name, who)
     usual = Autograde.autograde_preprocessors.default_args[0]
-    steps = [execute if step is Execute else step for step in usual] if execute else []
+    steps = [execute if step is Execute else step for step in usual]
     try:
         assign.convert(Autograde, config, autograde_preprocessors=steps)
     except RuntimeError:
@@ -278,10 +355,14 @@ def _autograde(course, who, name, execute):
     return "" if path.exists() else UNREADABLE
 
 
+def _book(course):
+    from nbgrader.api import Gradebook
+    return closing(Gradebook(f"sqlite:///{course}/gradebook.db"))
+
+
 def _zero(course, who, name):
     "Write zero into the gradebook: what is not graded has no points, nor those of a former try."
-    from nbgrader.api import Gradebook
-    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+    with _book(course) as book:
         book.update_or_create_student(who)
         submission = book.update_or_create_submission(name, who)
         for notebook in submission.notebooks:
@@ -290,39 +371,39 @@ def _zero(course, who, name):
         book.db.commit()
 
 
-def scores(course, who, name):
-    "(grade id, points, most) of each question of a submission, from the gradebook."
-    from nbgrader.api import Gradebook
-    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
-        notebook = book.find_submission_notebook(name, name, who)
-        grades = [(g.name, g.score or 0., g.max_score) for g in notebook.grades]
-    return sorted(grades)
+def _set_due(course, due):
+    "Write due dates into the gradebook, of assignments that are in it."
+    with _book(course) as book:
+        for assignment in book.assignments:
+            if assignment.name in due:
+                book.update_or_create_assignment(assignment.name, duedate=due[assignment.name])
 
 
 def _note(course, who, name, why):
-    "What to say of a submission: what went wrong, and which questions ended in no points, and why."
+    "What to say of a submission: what went wrong, and how questions ended that earned nothing."
     cells = nbformat.read(course/"autograded"/who/name/f"{name}.ipynb", 4).cells
-    ended = {question: "its cell is missing" for question, *_ in scores(course, who, name)}
-    for cell in filter(is_graded, cells):
-        errors = [o.ename if o.ename.isidentifier() else "an error" for o in cell.outputs
-                  if o.output_type == "error"]  # she may call a class whatever she likes
-        ended[cell.metadata.nbgrader.grade_id] = errors[0] if errors else ""
-    found = {}
-    for question, said in ended.items():
-        said = {"NotAttempted": "not attempted", "NotRun": ""}.get(said, said)
-        found.setdefault(said, []).append(question.split("-")[-1])
-    said = [f"{said}: {', '.join(asked)}" for said, asked in found.items() if said]
-    return "; ".join(filter(None, (why, *said)))
+    given = {cell.source for cell in nbformat.read(course/"release"/name/f"{name}.ipynb", 4).cells}
+    with _book(course) as book:
+        asked = [grade.name for grade in book.find_submission_notebook(name, name, who).grades]
+    looked = grade_table.suspicions(cells, given, name)
+    return grade_table.note_of(cells, sorted(asked), why, looked)
 
 
 def _feedback(course, who, name):
-    "Write the page that the student gets back; grades do not hang on it. What went wrong."
-    from nbgrader.converters import GenerateFeedback
-    try:
-        assign.convert(GenerateFeedback, assign.settings(course, name, who))
-    except RuntimeError as error:
-        return f"no feedback page: {str(error).splitlines()[0][:200]}"
-    return ""
+    "Write the page that the student gets back."
+    cells = nbformat.read(course/"autograded"/who/name/f"{name}.ipynb", 4).cells
+    given = nbformat.read(course/"release"/name/f"{name}.ipynb", 4).cells
+    with _book(course) as book:
+        notebook = book.find_submission_notebook(name, name, who)
+        said = {comment.name: comment.comment or "" for comment in notebook.comments}
+        grades = {grade.name: (grade.score or 0., grade.max_score, grade.needs_manual_grade,
+                               said.get(grade.name, "")) for grade in notebook.grades}
+    title = re.search(r"(?m)^# (.+)$", given[0].source)
+    page = grade_page.page(f"{title[1] if title else name}", cells,
+                           {cell.source for cell in given}, grades)
+    place = course/"feedback"/who/name
+    place.mkdir(parents=True, exist_ok=True)
+    (place/f"{name}.html").write_text(page, encoding="utf-8", errors="replace")
 
 
 def _clear(course, who, name):
@@ -337,121 +418,134 @@ def _clear(course, who, name):
 # --- all of it
 
 
+class Bar:
+    "How far the work has come, and how long the rest will take."
+    def __init__(self, total, say):
+        self.total, self.say, self.done, self.began = total, say, 0, time.monotonic()
+
+    def step(self, what):
+        self.done += 1
+        self.say(f"{self.text(time.monotonic() - self.began)}  {what}")
+
+    def text(self, seconds):
+        "After so many seconds: ` 37 of 200 ███░░░░ about 12 min left`."
+        full = 24*self.done//self.total
+        left = seconds/self.done*(self.total - self.done)
+        told = f"about {max(1, round(left/60))} min left" if self.done < self.total else "done"
+        return f"{self.done:>4} of {self.total} {'█'*full}{'░'*(24 - full)} {told}"
+
+
+def _file_of(name, folder, out):
+    "roster.csv or due.csv of a class: the newest one is kept beside the tables."
+    if folder and (folder/name).is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder/name, out/name)
+    return out/name if (out/name).is_file() else None
+
+
+def _ungraded(course, who, name):
+    "Take a submission out of the gradebook: points that nobody has earned or lost are no zero."
+    from nbgrader.api import MissingEntry
+    with _book(course) as book, suppress(MissingEntry):
+        book.remove_submission(name, who)
+
+
+def enter(course, who, name, run, feedback):
+    "Write what came of a submission into the gradebook; what the table says of it."
+    if not run["begun"]:
+        _ungraded(course, who, name)
+        return UNGRADED.format(run["why"])
+    _zero(course, who, name)
+    said = _autograde(course, who, name, _preprocessor(run))
+    if said:
+        _zero(course, who, name)
+        return said
+    if feedback:
+        _feedback(course, who, name)
+    return _note(course, who, name, run["why"])
+
+
 def grade(folder, out, jobs=2, limits={}, boxed=True, feedback=True, say=print):
-    "Rows of the table: student, assignment, score, most, points of each question, note."
-    found = find(folder)
+    "Rows of the table, of the whole class: student, assignment, points of each question, note."
+    folder, out = Path(folder), Path(out)
+    everything = find(folder)
+    roster = _file_of("roster.csv", folder, out)
+    found = of_roster(everything, grade_table.Roster(roster)) if roster else everything
     asked = {name for _, name in found}
-    course = assign.make_course(Path(out)/"course", only=asked)
-    flat = {path.parent for path in found.values()} & {Path(folder)}
-    notes, runs = {}, {}
-    for key, path in found.items():
-        notes[key] = take(course, *key, path, path.parent in flat)
-    readable = [key for key in found if not notes[key]]
-    fresh = {name: assign.fresh_cells(name) for name in asked}
+    course = assign.make_course(out/"course", only=asked)
+    flat = {path.parent for path in found.values()} & {folder}
+    notes = {key: take(course, *key, path, path.parent in flat) for key, path in found.items()}
+    for key in [key for key in found if notes[key]]:
+        _zero(course, *key)
+    questions = {name: Questions(name) for name in asked}
     sandbox = Sandbox(limits, boxed)
+    readable = [key for key in found if not notes[key]]
+    bar = Bar(max(1, len(readable)), say)
 
     def work(key):
         who, name = key
-        path = course/"autograded"/who/name/f"{name}.ipynb"
-        runs[key] = run_notebook(sandbox, path, fresh[name])
-        say(f"  {who} {name}: {runs[key]['seconds']:.1f} s {runs[key]['why']}")
+        path = course/"submitted"/who/name/f"{name}.ipynb"
+        return run_notebook(sandbox, path, questions[name])
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(work, readable))
+            running = {pool.submit(work, key): key for key in readable}
+            for done in as_completed(running):
+                key, run = running[done], done.result()
+                notes[key] = enter(course, *key, run, feedback)
+                bar.step(f"{' '.join(key)}: {run['seconds']:.0f} s {run['why']}")
     finally:
         sandbox.close()
-    execute = _preprocessor(runs)
-    rows = []
-    for key in found:
-        _zero(course, *key)
-        if key in runs:
-            notes[key] = _autograde(course, *key, execute) or _note(course, *key, runs[key]["why"])
-        if key not in runs or notes[key].startswith("nbgrader"):
-            _zero(course, *key)
-        elif feedback:
-            notes[key] = "; ".join(filter(None, (notes[key], _feedback(course, *key))))
-        rows.append((*key, scores(course, *key), notes[key]))
-    write_tables(rows, Path(out), ignored(folder, found))
+        grade_table.add_notes(course, {"/".join(key): note for key, note in notes.items()})
+    return write(folder, out, ignored(folder, found))
+
+
+def write(folder, out, lost=()):
+    "Write the tables of a class from its gradebook; their rows."
+    course, roster = out/"course", _file_of("roster.csv", folder, out)
+    due = _file_of("due.csv", folder, out)
+    if due:
+        _set_due(course, grade_table.due_dates(due))
+    rows = grade_table.rows_of(course)
+    lines = grade_table.standings(rows, course)
+    same = grade_table.twins(lines)
+    rows = [(who, name, grades, "; ".join(filter(None, (note, "suspected cheating: the same run as "
+             + ", ".join(same[who]) if name == "a5" and who in same else ""))))
+            for who, name, grades, note in rows]
+    grade_table.write_leaderboard(lines, out)
+    grade_table.write_tables(rows, out, lost, grade_table.Roster(roster).names if roster else {})
     return rows
 
 
-def _number(x):
-    return f"{x:.2f}".rstrip("0").rstrip(".")
+def _show(text):
+    "A line that the next one replaces, on a terminal; a line of its own in a file."
+    width = shutil.get_terminal_size().columns - 1
+    end = "\r" if sys.stderr.isatty() else "\n"
+    print(grade_table._printable(text)[:width].ljust(width), end=end, file=sys.stderr, flush=True)
 
 
-def _printable(text):
-    "Text in one line: without control characters, and without halves of characters."
-    return "".join(c if c.isprintable() else "?" for c in str(text))
-
-
-def _in_csv(text):
-    "Text that no program takes for a formula."
-    return "'"*str(text).startswith(("=", "+", "-", "@")) + _printable(text)
-
-
-def _write_csv(path, lines):
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([map(_in_csv, line) for line in lines])
-
-
-def _as_text(text):
-    "Text that Markdown shows as it is, in one cell."
-    return _printable(text).replace("<", "&lt;").replace("|", "/")
-
-
-def _in_markdown(head, lines):
-    rows = [head, ["---"]*len(head), *lines]
-    return ["| " + " | ".join(map(_as_text, row)) + " |" for row in rows]
-
-
-def by_student(rows):
-    "A line per student: points of each assignment, their sum, what it is out of, what is missing."
-    names = sorted({name for _, name, _, _ in rows})
-    most = {name: sum(grade[2] for grade in grades) for _, name, grades, _ in rows}
-    found = {(who, name): (sum(grade[1] for grade in grades), note)
-             for who, name, grades, note in rows}
-    yield ["student", *names, "total", "of", "missing"]
-    for who in sorted({who for who, *_ in rows}):
-        points = [found.get((who, name), (None, ""))[0] for name in names]
-        missing = [f"{name} not handed in" if (who, name) not in found
-                   else f"{name} {found[who, name][1]}" for name in names
-                   if (who, name) not in found or found[who, name][1]]
-        yield [who, *("" if p is None else _number(p) for p in points),
-               _number(sum(p or 0 for p in points)), _number(sum(most.values())),
-               "; ".join(missing)]
-
-
-def write_tables(rows, out, ignored=()):
-    "students.csv and grades.md, a line per student; grades.csv, a line per question."
-    lines = [["student", "assignment", "question", "points", "of", "note"]]
-    for who, name, grades, note in rows:
-        lines += [[who, name, question, _number(points), _number(most), note]
-                  for question, points, most in grades]
-    _write_csv(out/"grades.csv", lines)
-    students = list(by_student(rows))
-    _write_csv(out/"students.csv", students)
-    questions = [[who, name, ", ".join(f"{question.split('-')[-1]}: {_number(points)}"
-                                       for question, points, _ in grades), note]
-                 for who, name, grades, note in rows]
-    text = [*_in_markdown(students[0], students[1:]), "",
-            *_in_markdown(["student", "assignment", "points by question", "note"], questions)]
-    if ignored:
-        text += ["", "Not graded: no name says whose they are, or another has the same.", "",
-                 *(f"- {_as_text(path)}" for path in ignored)]
-    (out/"grades.md").write_text("\n".join(text) + "\n", encoding="utf-8")
-
-
-def main(argv=None):
+def _arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("submissions", help="ada/a1.ipynb, ada/a1/a1.ipynb or ada_a1.ipynb")
+    parser.add_argument("submissions", nargs="?", default="",
+                        help="ada/a1.ipynb, ada/a1/a1.ipynb or ada_a1.ipynb; roster.csv, due.csv; "
+                             "without it the tables are written from the gradebook")
     parser.add_argument("--out", default="out/grades", help="gradebook, feedback and tables")
     parser.add_argument("--jobs", type=int, default=2, help="submissions at a time")
     parser.add_argument("--seconds", type=int, default=300, help="for one notebook")
     parser.add_argument("--memory", type=int, default=3000, help="MB beyond the libraries")
     parser.add_argument("--unprotected", action="store_true", help="run without the box")
-    args = parser.parse_args(argv)
-    if not Path(args.submissions).is_dir():
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = _arguments(argv)
+    out = Path(args.out).resolve()
+    warnings.filterwarnings("ignore", module="nbgrader")  # of SQLAlchemy, about its queries
+    if not args.submissions and (out/"course/gradebook.db").is_file():
+        write(None, out)
+        print((out/"grades.md").read_text())
+        return
+    if not Path(args.submissions).is_dir() or not args.submissions:
         return f"no folder {args.submissions!r}: make grade SUBMISSIONS=dir"
     if not find(args.submissions):
         return (f"{args.submissions} holds no notebook of {', '.join(assign.names())}: "
@@ -459,14 +553,14 @@ def main(argv=None):
     lacks = grade_box.missing()
     if lacks and (not args.unprotected or os.getuid() == 0):
         return lacks
-    warnings.filterwarnings("ignore", module="nbgrader")  # of SQLAlchemy, about its queries
     began = time.monotonic()
-    out = Path(args.out).resolve()
     limits = dict(seconds=args.seconds, memory_mb=args.memory)
-    rows = grade(Path(args.submissions).resolve(), out, args.jobs, limits, not args.unprotected)
+    rows = grade(Path(args.submissions).resolve(), out, args.jobs, limits, not args.unprotected,
+                 say=_show)
     print((out/"grades.md").read_text())
-    print(f"{len(rows)} submissions in {time.monotonic() - began:.0f} s. Tables: {args.out}/"
-          f"students.csv, grades.csv, grades.md; gradebook and feedback: {args.out}/course")
+    print(f"{len(rows)} hand-ins in the gradebook, {time.monotonic() - began:.0f} s. Tables: "
+          f"{args.out}/students.csv, grades.csv, grades.md, leaderboard.md; gradebook and "
+          f"feedback: {args.out}/course")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """A box for programs that nobody has read: bubblewrap and seccomp, and no code of ours inside them.
 
 In the box there are Python, the course, its data sets (all read-only) and one folder of limited
-size; nothing else of the machine: no network, no other process, no environment, no other user's
-memory. What is not fenced in: time and memory are limits of each process (there is one: it cannot
-fork), and a flaw of the kernel would open the box.
+size; nothing else of the machine: no network, no environment, no other user's memory, and no other
+process: the program is the first one of the box, so /proc/1 is the program itself. Threads, files
+and memory are bounded by limits of the process (it cannot fork), and by a control group where
+one can be made. A flaw of the kernel would open the box.
 """
+import itertools
 import os
 import shutil
 import site
+import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from errno import EPERM
 from pathlib import Path
 
@@ -27,16 +32,37 @@ NEEDED = """Submissions run in a box (bubblewrap and libseccomp), and this machi
 On Debian or Ubuntu: apt-get install bubblewrap libseccomp2. Elsewhere grade in a container that has
 them. --unprotected runs submissions without the box: they can then read and delete whatever you
 can, use the network, and see each other; root may not."""
+CANNOT = """bubblewrap is there, and cannot build a box on this machine: {}
+Nothing was graded. On Ubuntu 24.04 AppArmor forbids it: give /usr/bin/bwrap a profile that allows
+userns, or as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0. On an older Debian:
+sysctl -w kernel.unprivileged_userns_clone=1. In Docker: --security-opt seccomp=unconfined
+--security-opt apparmor=unconfined. Or grade on another machine."""
 
 
 def missing():
-    "What the box lacks on this machine, in words; empty if it can be built."
+    "What the box lacks on this machine, in words; empty if a program runs in it."
     lacks = [] if shutil.which("bwrap") else ["bwrap"]
     try:
         import pyseccomp  # noqa: F401
     except (ImportError, OSError, RuntimeError):
         lacks.append("libseccomp (or the package pyseccomp)")
-    return NEEDED.format(" and ".join(lacks)) if lacks else ""
+    return NEEDED.format(" and ".join(lacks)) if lacks else trial()
+
+
+def trial():
+    "What comes of a first box, in words; empty if a program runs in it."
+    program = [sys.executable, "-c", "print('inside')"]
+    with tempfile.TemporaryDirectory() as folder, calls_file() as calls:
+        words = command(program, folder, calls.fileno(), megabytes=1)
+        try:
+            done = subprocess.run(words, pass_fds=[calls.fileno()], capture_output=True, text=True,
+                                  timeout=60)
+        except subprocess.TimeoutExpired:
+            return CANNOT.format("it does not answer")
+    if done.stdout == "inside\n":
+        return ""
+    said = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
+    return CANNOT.format(said[-1])
 
 
 def filter_of_calls(
@@ -80,8 +106,7 @@ def _mounts(folder, more, megabytes):
     for name in SHUT:
         if Path("/proc", name).is_file():
             system += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    small = ["--size", str(2**20), "--tmpfs", "/tmp", "--size", str(2**24), "--tmpfs", "/dev/shm",
-             "--remount-ro", "/dev"]
+    small = ["--symlink", WORK, "/tmp", "--remount-ro", "/dev"]
     binds = [part for path in [*readable(), *map(str, more)] if not path.startswith("/usr/")
              for part in ("--ro-bind", path, path)]
     data = Path(os.environ.get("DP_COURSE_DATA") or Path.home()/".cache/dp_course")
@@ -113,10 +138,8 @@ def command(
     "Say what starts a program in the box."
     alone = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
              "--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
-             "--hostname", "box"]
-    # the first process of the box is bubblewrap itself: what it was given stands in /proc/1/environ
-    bare = ["env", "-i", f"PATH={os.environ.get('PATH', os.defpath)}"]
-    return [*bare, "bwrap", *alone, *_environment(), *_mounts(folder, more, megabytes),
+             "--hostname", "box", "--as-pid-1"]  # without it /proc/1 is bubblewrap, with our PATH
+    return ["bwrap", *alone, *_environment(), *_mounts(folder, more, megabytes),
             "--seccomp", str(calls), "--", *map(str, program)]
 
 
@@ -125,3 +148,69 @@ def calls_file():
     file = tempfile.TemporaryFile()
     filter_of_calls(file)
     return file
+
+
+# --- what the kernel counts for a box as a whole
+
+GROUPS = Path("/sys/fs/cgroup")
+PROCESSES = 128  # threads in a box, bubblewrap's own two included
+_NUMBERS = itertools.count()
+
+
+class Cage:
+    "A control group that bounds the threads and the memory of a box, where one can be made."
+    # root needs it: the kernel holds no limit of processes against him
+    def __init__(self, megabytes):
+        name = f"dp-course-{os.getpid()}-{next(_NUMBERS)}"
+        if (GROUPS/"cgroup.controllers").is_file():
+            limits = {GROUPS/name: {"pids.max": PROCESSES, "memory.max": megabytes*2**20}}
+        else:
+            limits = {_own_group("pids")/name: {"pids.max": PROCESSES},
+                      _own_group("memory")/name: {"memory.limit_in_bytes": megabytes*2**20}}
+        self.folders = [folder for folder in limits if _limited(folder, limits[folder])]
+
+    def around(self, words):
+        "The command that runs another one inside."
+        enter = 'for group; do shift; [ "$group" = -- ] && break; echo $$ > "$group"; done; '
+        files = [str(folder/"cgroup.procs") for folder in self.folders]
+        return ["sh", "-c", enter + 'exec "$@"', "sh", *files, "--", *words]
+
+    def remove(self):
+        "Forget the group, when all that was in it has ended."
+        for folder in self.folders:
+            _gone(folder)
+
+
+def _gone(folder, tries=40):
+    "Remove a group; the kernel keeps it busy for a moment after its last process."
+    for _ in range(tries):
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(.05)
+
+
+def _own_group(kind):
+    "The folder of the control group in which this process is, of one kind."
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kind in kinds.split(","):
+            mine = GROUPS/kind/path.lstrip("/")
+            return mine if mine.is_dir() else GROUPS/kind
+    return GROUPS/kind
+
+
+def _limited(folder, limits):
+    "Whether a group with these limits could be made."
+    try:
+        folder.mkdir()
+        for name, most in limits.items():
+            (folder/name).write_text(str(most))
+    except OSError:
+        with suppress(OSError):
+            folder.rmdir()
+        return False
+    return True

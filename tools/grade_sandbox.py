@@ -11,6 +11,7 @@ import base64
 import builtins
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -35,6 +36,8 @@ from grade_student import (  # noqa: F401
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = dict(seconds=300, cell_seconds=60, memory_mb=3000, file_mb=200, text=20_000)
 MOST = 8*2**20  # bytes of outputs from one notebook
+PICTURE, PIXELS = 2**20, 4*10**6  # bytes and pixels of one picture
+ROOM = 2000  # MB of a box beside what its process may allocate: libraries, and files of the kernel
 RESTARTS = 3  # of a student's process that ended before its cells had run
 HIDDEN = "### BEGIN HIDDEN TESTS"
 KIT = ("kit", "lab", "leaderboard")  # what students have, too
@@ -85,14 +88,30 @@ def import_checks():
             for path in sorted((ROOT/"assignments/checks").glob("a*.py"))]
 
 
-def shown_output(said):
-    "An output as it may be shown: nothing of hers looks like points to nbgrader."
+def as_picture(said):
+    "A picture that came as text, written anew; None: it is none."
+    try:
+        data = base64.b64decode(said, validate=True)
+    except (TypeError, ValueError):
+        return None
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or not 24 < len(data) <= PICTURE:
+        return None
+    wide, high = (int.from_bytes(data[at:at + 4], "big") for at in (16, 20))
+    return base64.b64encode(data).decode() if wide*high <= PIXELS else None
+
+
+def shown_output(said, ours=False):
+    "An output as it may be shown: of hers text and pictures, and nothing that looks like points."
     kind = said["output_type"]
     if kind == "error":
         return _error(str(said["ename"])[:80], str(said["evalue"]), str(said["traceback"][0]))
     if kind == "stream":
         return dict(output_type="stream", name="stdout", text=str(said["text"]))
-    data = {str(key): str(value) for key, value in said["data"].items()}
+    data = {str(key): str(value) for key, value in said["data"].items()
+            if ours or key == "text/plain"}
+    picture = as_picture(said["data"].get("image/png"))
+    if picture:
+        data["image/png"] = picture
     return dict(output_type="display_data", data=data, metadata={})
 
 
@@ -131,12 +150,19 @@ class Remote:
         return decode(said["value"])
 
 
+class Forged(Exception):
+    "An answer that nobody asked for."
+    def __str__(self):
+        return "suspected cheating: its process answered what it was not asked"
+
+
 class Judge:
     "Has the student's cells run elsewhere, and runs the hidden checks itself."
     def __init__(self, channel, job):
         import cloudpickle
         from IPython.core.interactiveshell import InteractiveShell
         self.channel, self.limits, self.fresh = channel, job["limits"], job["fresh"]
+        self.imports, self.owed = job.get("imports", ""), job.setdefault("owed", {})
         self.dumps, self.used, self.shell, self.room = cloudpickle.dumps, 0., None, MOST
         self.slow = None  # what was said when a call was interrupted
         if not self.fresh:
@@ -146,8 +172,16 @@ class Judge:
             self.shell = _make_shell()
 
     def ask(self, *message, most=2*ANSWER):
-        self.channel.send(self.dumps(message))
-        return json.loads(self.channel.receive(most))
+        "What her process says to a message; every question has a word that its answer repeats."
+        word = secrets.token_hex(8)
+        self.channel.send(self.dumps((word, *message)))
+        try:
+            again, said = json.loads(self.channel.receive(most))
+        except (ValueError, TypeError):
+            raise Forged from None
+        if again != word or type(said) is not dict:
+            raise Forged
+        return said
 
     def seconds_left(self):
         "Of the processor; three times as many of the clock."
@@ -168,13 +202,26 @@ class Judge:
         self.ask("run", dict(source=shown, grade=False), most=MOST)
 
     def cell(self, cell):
-        "What comes of one cell."
+        "What comes of one cell; where an earlier answer is wrong it calls the course's."
+        lent = {name: self.owed[name] for name in cell.get("needs", ()) if name in self.owed}
+        if lent:
+            self.ask("lend", self.imports, lent)
+        found = self.judged(cell)
+        if lent:
+            self.ask("take back")
+            found["outputs"].insert(0, dict(output_type="stream", name="stdout", text=LENT.format(
+                ", ".join(lent))))
+        owe(self.owed, cell, found["value"])
+        return found
+
+    def judged(self, cell):
+        "What comes of one cell, and of the hidden check in it."
         shown, _, code = cell["source"].partition(HIDDEN)
         apart = cell["grade"] and not self.fresh
         task = dict(source=shown, grade=False) if apart else cell
         found = self.ask("run", task, most=self.room)
         self.room -= len(json.dumps(found))
-        outputs = list(map(shown_output, found["outputs"]))
+        outputs = [shown_output(output, ours=self.fresh) for output in found["outputs"]]
         if not apart:
             return dict(outputs=outputs, value=found["value"])
         if any(output["output_type"] == "error" for output in outputs):
@@ -188,6 +235,16 @@ class Judge:
         return dict(outputs=outputs + judged["outputs"], value=judged["value"])
 
 
+LENT = ("This question was judged with the course's own {}: yours has lost points already, and a "
+        "mistake is paid for once.\n")
+
+
+def owe(owed, cell, value):
+    "Remember the course's function for questions that call one which has not earned all points."
+    if cell.get("function") and (value is None or value < cell["points"]):
+        owed[cell["function"]] = cell["reference"]
+
+
 # --- both together
 
 
@@ -195,6 +252,7 @@ def begin(
     job,
     end,    # socket of the student's side
     given,  # folder of the submission
+    cage,   # `grade_box.Cage`
 ):          # `subprocess.Popen`
     "Start the student's process, in its box unless the job says otherwise."
     fd = end.fileno()
@@ -207,7 +265,7 @@ def begin(
         more = [ROOT/"assignments"] if job["fresh"] else []
         words = grade_box.command(program, given, calls.fileno(), more=more,
                                   megabytes=job["limits"]["file_mb"])
-        return subprocess.Popen(words, pass_fds=[fd, calls.fileno()], **settings)
+        return subprocess.Popen(cage.around(words), pass_fds=[fd, calls.fileno()], **settings)
 
 
 def introduce(channel, job):
@@ -247,11 +305,14 @@ def attempt(
 ):             # why it ended before its time, "" if it did not; whether a new start may help
     "Start a process, bring it to where the one before it ended, and run the cells that are left."
     ours, theirs = socket.socketpair()
-    process = begin(job, theirs, job["folder"])
+    limits = job["limits"]
+    cage = grade_box.Cage(limits["memory_mb"] + limits["file_mb"] + ROOM)
+    process = begin(job, theirs, job["folder"], cage)
     theirs.close()
     channel, again, at = Channel(ours, deadline), len(cells), -1
     try:
         introduce(channel, job)
+        job["reached"] = True  # from now on it is her code that runs
         judge = Judge(channel, job)
         for at, cell in enumerate(job["cells"]):
             if at >= again:
@@ -260,10 +321,13 @@ def attempt(
                 judge.repeat(cell)
     except Stopped:
         pass
-    except Exception as error:  # what came back was no answer
+    except Forged as forged:
+        channel.why = str(forged)
+    except Exception as error:  # what came back was of another kind
         channel.why = channel.why or f"stopped: {type(error).__name__}: {error}"
     ours.close()
     status = end_of(process, 0 if channel.why else 1)
+    cage.remove()
     if len(cells) == len(job["cells"]):
         return "", False
     log = Path(job["result"]).with_name("student.log")
@@ -281,8 +345,10 @@ def supervise(job):
         if why and not helps:
             break
         if why:
+            owe(job.setdefault("owed", {}), job["cells"][len(cells)], None)
             cells.append(dict(outputs=[_error("Ended", why)], value=None, ended=True))
-    result = dict(cells=cells, why="; ".join(whys), seconds=round(time.monotonic() - began, 2))
+    result = dict(cells=cells, why="; ".join(whys), begun=job.get("reached", False),
+                  seconds=round(time.monotonic() - began, 2))
     written = Path(job["result"] + ".part")
     text = json.dumps(result, ensure_ascii=False)
     written.write_bytes(text.encode(errors="replace"))  # half a character can be printed

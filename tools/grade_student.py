@@ -3,6 +3,7 @@
 `python grade_student.py FD`: jobs come over the descriptor FD, and plain data go back.
 """
 import base64
+import io
 import json
 import numbers
 import os
@@ -137,8 +138,24 @@ def _shown(shell, value, text):
         return [_error(type(error).__name__, str(error))]
     kept = {kind: body for kind, body in data.items()
             if kind.startswith("text/") and isinstance(body, str) and len(body) <= text}
+    if not kept.get("text/plain", "").strip():
+        kept.pop("text/plain", None)
     kept.setdefault("text/plain", "(too long to be shown)")
     return [dict(output_type="display_data", data=kept, metadata={})]
+
+
+def figures(most=5):
+    "Pictures of the figures that a cell has drawn; they are closed."
+    plt = sys.modules.get("matplotlib.pyplot")
+    drawn = []
+    for number in plt.get_fignums()[:most] if plt else ():
+        file = io.BytesIO()
+        plt.figure(number).savefig(file, format="png", dpi=80, bbox_inches="tight")
+        data = {"text/plain": "a figure", "image/png": base64.b64encode(file.getvalue()).decode()}
+        drawn.append(dict(output_type="display_data", data=data, metadata={}))
+    if plt:
+        plt.close("all")
+    return drawn
 
 
 def run_cell(shell, cell, limits):
@@ -151,6 +168,7 @@ def run_cell(shell, cell, limits):
     try:
         shell.displayed = []
         result = shell.run_cell(cell["source"], silent=False, store_history=False)
+        drawn = figures()
         _alarm(0)
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
@@ -162,7 +180,7 @@ def run_cell(shell, cell, limits):
                 shell.displayed.pop()
         shown = [output for value in shell.displayed
                  for output in _shown(shell, value, limits["text"])]
-        found["outputs"] += shown[:20]
+        found["outputs"] += shown[:20] + drawn
     except BaseException as error:
         found["outputs"].append(_error(type(error).__name__, str(error)))
     finally:
@@ -203,7 +221,9 @@ def _make_shell():
     config = Config()
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
-    return Shell.instance(config=config)
+    shell = Shell.instance(config=config)
+    shell.display_formatter.formatters["text/plain"].float_precision = "%.6g"
+    return shell
 
 
 class _Ready:
@@ -290,6 +310,16 @@ def answer(shell, name, args, seed, seconds):
     return {**said, "printed": sink.text()[:1000]}
 
 
+def lend(space, imports, sources):
+    "Put the course's functions in the place of hers; what was there, to be put back."
+    course = {}
+    for source in (imports, *sources.values()):
+        exec(source, course)
+    hers = {name: space.get(name) for name in sources}
+    space.update({name: course[name] for name in sources})
+    return hers
+
+
 def limit_memory(memory_mb, for_good=False):
     "Set what this process may use beyond what it has now."
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -301,9 +331,14 @@ def limit_memory(memory_mb, for_good=False):
 def limit(memory_mb, file_mb, seconds):
     "Set what this process may use, from now on and for good."
     limit_memory(memory_mb, for_good=True)
-    for kind, most in ((resource.RLIMIT_FSIZE, file_mb*2**20), (resource.RLIMIT_CPU, 4*seconds),
-                       (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(kind, (most, most))
+    limits = dict(FSIZE=file_mb*2**20, CPU=4*seconds, CORE=0, NOFILE=256, NPROC=128, SIGPENDING=64,
+                  MSGQUEUE=0, MEMLOCK=0)  # a pipe has two files
+    for name, most in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}", None)
+        if kind is not None:
+            _, hard = resource.getrlimit(kind)
+            most = most if hard < 0 else min(most, hard)
+            resource.setrlimit(kind, (most, most))
 
 
 def prepare(job):
@@ -339,10 +374,17 @@ def main(end):
         limits = {**limits, "cell_seconds": limits["seconds"]}
     shell = _make_shell()
     channel.send(b"ready")
+    hers = {}
     while True:
-        what, *rest = pickle.loads(channel.receive())
-        said = run_cell(shell, *rest, limits) if what == "run" else answer(shell, *rest)
-        channel.send(json.dumps(said).encode())
+        word, what, *rest = pickle.loads(channel.receive())
+        said = {}
+        if what == "lend":
+            hers = lend(shell.user_ns, *rest)
+        elif what == "take back":
+            shell.user_ns.update(hers)
+        else:
+            said = run_cell(shell, *rest, limits) if what == "run" else answer(shell, *rest)
+        channel.send(json.dumps([word, said]).encode())
 
 
 if __name__ == "__main__":

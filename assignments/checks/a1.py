@@ -4,7 +4,7 @@ import math
 import torch
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from dp_course.exercises import AGAIN, Trial, above, below, used_generator
+from dp_course.exercises import AGAIN, Trial, below, used_generator
 
 
 def check_leak(your_function, seed=None):
@@ -212,42 +212,4 @@ def check_exact_delta(your_function, seed=None):
         trial.same(truth, [.6, .4], [.4, .6], 2.)
     with trial.holds("the same in both worlds"):
         trial.same(truth, [.2, .8], [.2, .8], 0.)
-    return trial.card()
-
-
-def check_largest_eps(your_function, seed=None):
-    "The eps that keeps a posterior below a limit."
-    def truth(prior, limit):
-        if limit >= 1:
-            return math.inf
-        return math.log(limit/(1 - limit)) - math.log(prior/(1 - prior))
-    trial = Trial(your_function, "check_largest_eps", seed, (
-        "Odds, not probabilities, grow by e^eps.",
-        "limit/(1 - limit) = e^eps * prior/(1 - prior): solve for eps.",
-        "`math.log(limit/(1 - limit)) - math.log(prior/(1 - prior))`"),
-        unsafe=above, slips={
-            "probabilities do not grow by e^eps, odds do":
-                lambda prior, limit: math.log(limit/prior),
-            "odds divide by what is left of 1, not by each other's difference":
-                lambda prior, limit: math.log((limit - prior)/prior),
-            "the prior need not be one half": lambda prior, limit: math.log(limit/(1 - limit)),
-            "a quotient of odds: subtract the logarithm of the prior's":
-                lambda prior, limit: truth(1 - prior, limit),
-            "the prior has odds, too: prior/(1 - prior)":
-                lambda prior, limit: math.log(limit/(1 - limit)/prior),
-            "the odds grow from those of the prior to those of the limit":
-                lambda prior, limit: -truth(prior, limit)})
-    with trial.holds("from one half"):
-        trial.same(truth, .5, trial.uniform(.6, .9))
-    with trial.holds("from other priors"):
-        for _ in range(4):
-            prior = trial.uniform(.05, .6)
-            trial.same(truth, prior, prior + (1 - prior)*trial.uniform(.1, .9))
-    with trial.holds("somebody rare: one in a million"):
-        trial.same(truth, 1e-6, .01)
-    with trial.holds("a limit at the prior: nothing may be learnt"):
-        trial.same(truth, .3, .3)
-    with trial.holds("a limit of 1: anything goes"):
-        got = trial(.3, 1.)
-        trial.need(got == math.inf, f"got {got}", "a belief of 1 is never exceeded: math.inf")
     return trial.card()

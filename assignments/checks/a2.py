@@ -1,282 +1,223 @@
-"A2: an RDP accountant."
-import math
+"A2: the price of a run."
+from functools import lru_cache
 
 from checks import SEED, points  # noqa: F401  (for the notebook)
-from dp_course.exercises import Refused, Trial, below
+from dp_course.exercises import Trial, above
 from dp_course.privacy import RDPAccountant, epsilon
 
-ORDERS = [*range(2, 65), 128, 256]
+
+def cost(history, delta):
+    "eps of a list of (q, sigma, steps)."
+    account = RDPAccountant()
+    for q, sigma, steps in history:
+        account.step(q, sigma, steps)
+    return account.epsilon(delta) if any(steps for *_, steps in history) else 0.
 
 
-def gaussian(alpha, sigma):
-    return alpha/(2*sigma**2) if sigma else math.inf
+@lru_cache(maxsize=200)
+def exact(q, sigma, steps, delta):
+    return epsilon(q=q, sigma=sigma, steps=steps, delta=delta)
 
 
-def sampled(alpha, q, sigma, factor=1., coins=True, divide=True, first=0, last=0, ways=True,
-            square=False):
-    "The right divergence, or a wrong one."
-    if q == 0:
-        return 0.
-    if q == 1:
-        return gaussian(alpha, sigma)
-    logs = []
-    for k in range(first, alpha + 1 - last):
-        log = ways*math.log(math.comb(alpha, k))
-        log += k*math.log(q) + ((alpha - k)*math.log1p(-q) if coins else 0.)
-        logs.append(log + factor*k*(k if square else k - 1)/(2*sigma**2))
-    top = max(logs)
-    total = top + math.log(math.fsum(math.exp(v - top) for v in logs))
-    return total/(alpha - 1) if divide else total
+# --- 1
 
 
-def _terms(alpha, q, sigma):
-    "Logarithms of the terms of the sum."
-    return [math.log(math.comb(alpha, k)) + k*math.log(q) + (alpha - k)*math.log1p(-q)
-            + k*(k - 1)/(2*sigma**2) for k in range(alpha + 1)]
+def possible(claims, spent=exact):
+    return [eps >= .99*spent(q, sigma, steps, delta) for q, sigma, steps, delta, eps in claims]
 
 
-def converted(rdp, delta):
-    found = [value + math.log((a - 1)/a) - (math.log(delta) + math.log(a))/(a - 1)
-             for a, value in rdp.items()]
-    return max(0., min(found))
+def check_possible(your_function, seed=None):
+    "Claims of papers, believed or not."
+    slips = {
+        "each step draws a batch: without q a run seems to cost far more":
+            lambda claims: possible(claims, lambda q, *run: exact(1., *run)),
+        "the claim is about the whole run: every step counts":
+            lambda claims: possible(claims, lambda q, s, n, d: exact(q, s, 1, d)),
+        "an upper bound by Renyi divergences is above the truth: a claim below it may be right":
+            lambda claims: possible(claims, lambda q, s, n, d: cost([(q, s, n)], d)),
+        "every claim has a delta of its own":
+            lambda claims: possible(claims, lambda q, s, n, d: exact(q, s, n, 1e-5)),
+        "who claims more than she spends is careful, not wrong":
+            lambda claims: [not ok for ok in possible(claims)],
+        "claims are rounded: allow one per cent": lambda claims: [
+            eps >= exact(*run) for *run, eps in claims]}
+    trial = Trial(your_function, "check_possible", seed, (
+        "What does each run cost at least? The course's `epsilon` knows it.",
+        "A claim is possible if it is no smaller than that, up to rounding.",
+        "`[eps >= .99*epsilon(q=q, sigma=sigma, steps=steps, delta=delta) for ...]`"),
+        unsafe=above, slips=slips)
 
-
-def cost(phases, delta, rdp=sampled):
-    if not any(steps for _, _, steps in phases):
-        return 0.
-    total = {a: sum(steps*rdp(a, q, sigma) for q, sigma, steps in phases) for a in ORDERS}
-    return converted(total, delta)
-
-
-def check_rdp_gaussian(your_function, seed=None):
-    "alpha/(2 sigma^2)."
-    trial = Trial(your_function, "check_rdp_gaussian", seed, (
-        "The formula stands in the question.",
-        "Square sigma, and mind the 2.",
-        "`alpha/(2*sigma**2) if sigma else math.inf`"),
-        unsafe=below, slips={
-            "the 2 belongs below the line": lambda alpha, sigma: alpha/sigma**2,
-            "sigma is squared": lambda alpha, sigma: alpha/(2*sigma),
-            "it grows with the order": lambda alpha, sigma: 1/(2*sigma**2),
-            "alpha itself, not alpha*(alpha - 1): that is the logarithm of the moment":
-                lambda alpha, sigma: alpha*(alpha - 1)/(2*sigma**2),
-            "alpha, not alpha - 1": lambda alpha, sigma: (alpha - 1)/(2*sigma**2),
-            "the 2 is not squared along": lambda alpha, sigma: alpha/(2*sigma)**2})
-    with trial.holds("a few orders"):
-        for alpha in (2, 5, 64):
-            trial.same(gaussian, alpha, trial.uniform(.5, 3.))
-    with trial.holds("orders that are not whole"):
-        trial.same(gaussian, 1.25, trial.uniform(.5, 3.))
-    with trial.holds("very much noise"):
-        trial.same(gaussian, 2, 1e4)
-    with trial.holds("no noise"):
-        try:
-            got = trial(2, 0.)
-        except Refused as refused:
-            refused.why = "at sigma = 0 nothing is hidden: math.inf, no error"
-            raise
-        trial.need(got == math.inf, f"got {got}", "without noise nothing is hidden: math.inf",
-                   leaks=True)
+    def claims(runs, *factors):
+        return [(*run, factor*exact(*run)) for run, factor in zip(runs, factors)]
+    runs = [(trial.uniform(.01, .05), trial.uniform(.8, 2.), 500, 1e-5),
+            (.02, trial.uniform(.8, 1.5), 2000, 1e-6), (1., trial.uniform(5., 9.), 10, 1e-3)]
+    with trial.holds("claims that are right, and half of what was spent"):
+        trial.same(possible, claims(runs, 1., .5, 1.))
+        trial.same(possible, claims(runs, .6, 1., .5))
+    with trial.holds("claims with much room, and nine tenths of what was spent"):
+        trial.same(possible, claims(runs, 3., .9, 1.5))
+        trial.same(possible, claims(runs, .9, 4., .9))
+    with trial.holds("claims below what Renyi divergences prove, and yet right"):
+        trial.same(possible, claims(runs, 1.02, 1.02, .85))
+    with trial.holds("claims that were rounded down by less than one per cent"):
+        trial.same(possible, claims(runs, .993, .7, .995))
     return trial.card()
 
 
-def check_rdp_sampled(your_function, seed=None):
-    "The binomial sum, in logarithms."
-    trial = Trial(your_function, "check_rdp_sampled", seed, (
-        "Write the logarithm of one term of the sum, then think about adding up.",
-        "ln of a sum: top = max(logs), then top + ln(sum(exp(v - top))).",
-        "log term: lgamma(alpha + 1) - lgamma(k + 1) - lgamma(alpha - k + 1) + "
-        "(alpha - k)*log1p(-q) + k*log(q) + k*(k - 1)/(2*sigma**2); divide by alpha - 1."),
-        unsafe=below, slips={
-            "divide the logarithm by alpha - 1":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma, divide=False),
-            "who is not drawn counts, too: (1 - q)^(alpha - k)":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma, coins=False),
-            "the exponent is k(k - 1)/(2 sigma^2)":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma, factor=2.),
-            "all alpha + 1 terms: k = alpha is the last of them, and the largest":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma, last=1),
-            "the sum begins at k = 0": lambda alpha, q, sigma: sampled(alpha, q, sigma, first=1),
-            "the exponent has k*(k - 1), not k^2":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma, square=True),
-            "the binomials are missing: lgamma(n + 1) is ln n!":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma, ways=False),
-            "divide by alpha - 1, not by alpha":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma)*(alpha - 1)/alpha,
-            "the natural logarithm": lambda alpha, q, sigma: sampled(alpha, q, sigma)/math.log(10),
-            "the largest term alone is not the sum: add exp(v - top) of all":
-                lambda alpha, q, sigma: max(_terms(alpha, q, sigma))/(alpha - 1),
-            "the largest term was taken out of the sum: put it back, top + ln(...)":
-                lambda alpha, q, sigma: sampled(alpha, q, sigma)
-                - max(_terms(alpha, q, sigma))/(alpha - 1),
-            "sampling is no factor q": lambda alpha, q, sigma: q*gaussian(alpha, sigma),
-            "sampling is no factor q^2: that holds for tiny q and low orders only":
-                lambda alpha, q, sigma: q*q*gaussian(alpha, sigma)})
-    with trial.holds("low orders"):
-        for alpha in (2, 3, 8):
-            trial.same(sampled, alpha, trial.uniform(.05, .5), trial.uniform(.7, 2.))
-    with trial.holds("rates as in training"):
-        trial.same(sampled, 16, trial.uniform(.01, .1), trial.uniform(.8, 1.5), rtol=1e-4)
-    with trial.holds("order 256, where powers overflow"):
-        try:
-            trial.same(sampled, 256, .05, .6)
-        except Refused as refused:
-            refused.why = "a float ends at 1e308: add up logarithms"*("Overflow" in str(refused))
-            raise
-    with trial.holds("a rate of 0: she is never looked at"):
-        trial.same(sampled, 4, 0., 1., zero=1e-12)
-    with trial.holds("a rate of 1: the plain Gaussian"):
-        trial.same(sampled, 16, 1., 1.3)
+# --- 2
+
+
+def _overspent(trial, history, delta, eps):
+    "A budget that is gone must be called gone."
+    try:
+        got = trial.attempt(*history, eps, delta)
+    except Exception as error:
+        got = error
+    trial.need(isinstance(got, ValueError), f"got {got!r}", "the history alone has spent the "
+               "budget, whatever the noise is: ValueError", leaks=not isinstance(got, Exception))
+
+
+def check_rest_sigma(your_function, seed=None):
+    "The noise of what is left of a run."
+    trial = Trial(your_function, "check_rest_sigma", seed, (
+        "What does everything cost together, if the rest has this sigma?",
+        "Halve an interval of sigma whose upper end keeps the budget.",
+        "`cost(history + [(q, sigma, steps)]) <= eps` in a bisection; return the end that keeps "
+        "it."))
+
+    def judged(history, q, steps, eps, delta):
+        sigma = float(trial(history, q, steps, eps, delta))
+        spent = cost([*history, (q, sigma, steps)], delta)
+        alone = cost([(q, sigma, steps)], delta)
+        near = abs(alone/eps - 1) < .01
+        trial.need(spent <= eps, f"sigma {sigma:.6g} spends {spent:.6g} of {eps:g}",
+                   "the history costs, too: count it with the rest" if near and history else
+                   "return the end of the interval that keeps the promise", leaks=True)
+        less = cost([*history, (q, sigma/1.001, steps)], delta)
+        parts = cost(history, delta) + alone
+        trial.need(less > eps, f"sigma {sigma:.6g}, and {sigma/1.001:.6g} is enough",
+                   "epsilons add up to too much: give all phases to one accountant"
+                   if history and abs(parts/eps - 1) < .01 else
+                   "more noise than needed: go on until the interval is below a thousandth")
+    with trial.holds("nothing has been spent"):
+        judged([], trial.uniform(.01, .05), 800, 3., 1e-5)
+    with trial.holds("half of the run is over"):
+        judged([(.02, trial.uniform(1., 1.3), 400)], .02, 400, 4., 1e-5)
+    with trial.holds("another rate, and a noisy mean that was bought before"):
+        judged([(1., 20., 1), (.05, 2., 100)], trial.uniform(.01, .1), 300, 2., 1e-6)
+    with trial.holds("much noise: a budget that is nearly spent"):
+        history = [(.02, 1., 500)]
+        judged(history, .02, 500, 1.02*cost(history, 1e-5), 1e-5)
+    with trial.holds("a history that has spent more than the budget"):
+        judged([], .02, 100, 1., 1e-5)
+        _overspent(trial, ([(.05, .8, 500)], .05, 100), 1e-5, 1.)
     return trial.card()
 
 
-def _bounds(rdp, log_delta, below=1, turned=1, order=1):
-    "What each order proves; or with one of its parts changed."
-    return [v + turned*math.log((a - 1)/a) - (log_delta + order*math.log(a))/(a - below)
-            for a, v in rdp.items()]
+# --- 3
 
 
-def _classic(rdp, delta):
-    return max(0., min(v + math.log(1/delta)/(a - 1) for a, v in rdp.items()))
+def steps_left(history, q, sigma, eps, delta, spent=cost, least=0):
+    if spent(history, delta) > eps:
+        return least
+    low, high = 0, 1
+    while spent([*history, (q, sigma, high)], delta) <= eps:
+        low, high = high, 2*high
+    while high - low > 1:
+        middle = (low + high)//2
+        if spent([*history, (q, sigma, middle)], delta) <= eps:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
-def check_to_epsilon(your_function, seed=None):
-    "The conversion, at the best order."
-    trial = Trial(your_function, "check_to_epsilon", seed, (
-        "One number per order, from the formula; which of them do you return?",
-        "All are valid: the smallest. And an eps below 0 is 0.",
-        "`max(0, min(v + math.log((a - 1)/a) - (math.log(delta) + math.log(a))/(a - 1) "
-        "for a, v in rdp.items()))`"),
-        unsafe=below, slips={
-            "that is the older conversion, valid but larger: use the one in the question": _classic,
-            "every order gives a valid bound: take the smallest, not the largest":
-                lambda rdp, delta: max(0., max(converted({a: v}, delta) for a, v in rdp.items())),
-            "the natural logarithm of delta":
-                lambda rdp, delta: max(0., min(_bounds(rdp, math.log10(delta)))),
-            "divide by a - 1, not by a":
-                lambda rdp, delta: max(0., min(_bounds(rdp, math.log(delta), below=0))),
-            "ln((a - 1)/a): the fraction stands the other way round":
-                lambda rdp, delta: max(0., min(_bounds(rdp, math.log(delta), turned=-1))),
-            "both logarithms are subtracted: -(ln delta + ln a)/(a - 1)":
-                lambda rdp, delta: max(0., min(_bounds(rdp, math.log(delta), order=-1))),
-            "delta has a price: a divergence alone is no eps":
-                lambda rdp, delta: min(rdp.values()),
-            "every order gives a bound: the smallest of them, no mean":
-                lambda rdp, delta: max(0., sum(_bounds(rdp, math.log(delta)))/len(rdp)),
-            "the order with the smallest bound, not with the smallest divergence":
-                lambda rdp, delta: converted({min(rdp, key=rdp.get): min(rdp.values())}, delta),
-            "eps below 0 promises nothing more than 0":
-                lambda rdp, delta: min(v + math.log((a - 1)/a) - (math.log(delta) + math.log(a))
-                                       / (a - 1) for a, v in rdp.items())})
+def check_steps_left(your_function, seed=None):
+    "How long a run may go on."
+    def apart(history, delta):
+        return sum(cost([phase], delta) for phase in history)
 
-    def table(sigma, steps, orders=ORDERS):
-        return {a: steps*gaussian(a, sigma) for a in orders}
-    with trial.holds("a single order"):
-        trial.same(converted, {5: trial.uniform(.1, 2.)}, 1e-5)
-    with trial.holds("the best of many"):
-        for delta in (1e-3, 1e-5, 1e-9):
-            trial.same(converted, table(trial.uniform(2., 9.), 3), delta)
-    with trial.holds("orders that are not whole"):
-        trial.same(converted, table(1., 1, (1.5, 1.75, 2.5, 4.)), 1e-2)
-    with trial.holds("next to nothing was released: 0, not less"):
-        trial.same(converted, table(1e4, 1, (2, 3)), .9)
-    return trial.card()
-
-
-def check_run_epsilon(your_function, seed=None):
-    "Phases add up, order by order."
-    def apart(phases, delta):
-        return sum(cost([phase], delta) for phase in phases)
-
-    def largest(phases, delta):
-        return max([cost([phase], delta) for phase in phases], default=0.)
-
-    def average(phases, delta):
-        steps = max(1, sum(n for _, _, n in phases))
-        q = sum(n*q for q, _, n in phases)/steps
-        sigma = sum(n*s for _, s, n in phases)/steps
-        return cost([(q, sigma, steps)], delta) if phases else 0.
-    trial = Trial(your_function, "check_run_epsilon", seed, (
-        "Add divergences of the same order, not epsilons.",
-        "rdp[a] = sum over phases of steps*rdp_sampled(a, q, sigma).",
-        "`to_epsilon({a: sum(n*rdp_sampled(a, q, s) for q, s, n in phases) for a in orders}, "
-        "delta)`, and 0 if there is nothing."),
-        unsafe=below, slips={
-            "add the divergences, order by order; epsilons add up to too much": apart,
-            "all phases look at the same people: they add up": largest,
-            "two phases that look alike are two phases: no set, no dict of them":
-                lambda phases, delta: cost(list(set(phases)), delta),
-            "phases of the same rate and noise add their steps up: no later one replaces them":
-                lambda phases, delta: cost([(*key, n) for key, n in {
-                    (q, s): n for q, s, n in phases}.items()], delta),
-            "the average plan costs less than the plans: cost is not linear in q and sigma":
-                average,
-            "squares of eps do not add up either: divergences do":
-                lambda phases, delta: math.hypot(*(cost([phase], delta) for phase in phases)),
-            "delta is paid once, for all phases together; epsilons add up to too much":
-                lambda phases, delta: apart(phases, delta/max(1, len(phases))),
-            "every phase has its own number of steps": lambda phases, delta: cost(
-                [(q, s, phases[0][2]) for q, s, _ in phases], delta) if phases else 0.,
-            "each phase draws at its rate q: without that it costs far more":
-                lambda phases, delta: cost([(1., s, n) for _, s, n in phases], delta),
-            "every step counts": lambda phases, delta: cost([(q, s, min(1, n))
-                                                             for q, s, n in phases], delta)})
-    with trial.holds("two phases"):
+    def alone(history, q, sigma, eps, delta):
+        return steps_left([], q, sigma, eps, delta)
+    trial = Trial(your_function, "check_steps_left", seed, (
+        "Cost grows with every step: the last one that the budget pays for is asked for.",
+        "Double the number of steps until it is too many, then halve the interval.",
+        "keep `low` with `cost(history + [(q, sigma, low)]) <= eps`; return `low`."),
+        unsafe=above, slips={
+            "the history costs, too": alone,
+            "one step more than the budget pays for": lambda *args: steps_left(*args) + 1,
+            "one step less than the budget pays for: it may be spent to the end":
+                lambda *args: max(0, steps_left(*args) - 1),
+            "epsilons add up to too much: give all phases to one accountant":
+                lambda *args: steps_left(*args, spent=apart),
+            "eps does not grow in proportion to the steps":
+                lambda h, q, s, eps, d: int(max(0., eps - cost(h, d))/cost([(q, s, 1)], d)),
+            "each step draws a batch at the rate q":
+                lambda h, q, s, eps, d: steps_left(h, 1., s, eps, d)})
+    with trial.holds("a run that begins"):
         for _ in range(2):
-            phases = [(trial.uniform(.01, .05), trial.uniform(.8, 1.1), 300),
-                      (trial.uniform(.02, .1), trial.uniform(1.5, 2.), 200)]
-            trial.same(cost, phases, 1e-5, rtol=1e-4)
-    with trial.holds("a phase that comes again, and one that differs from it in its rate alone"):
-        for others in ((.02, .9, 300), (.02, .9, 100)), ((.03, .9, 300), (.02, 1.1, 300)):
-            trial.same(cost, [(.02, .9, 300), *others], 1e-5, rtol=1e-4)
-    with trial.holds("one phase"):
-        trial.same(cost, [(.02, trial.uniform(.7, 2.), 1000)], 1e-5, rtol=1e-4)
-    with trial.holds("a release without sampling beside them"):
-        trial.same(cost, [(.02, 1., 500), (1., 10., 1)], 1e-6, rtol=1e-4)
-    with trial.holds("nothing at all, and phases of no steps"):
-        trial.same(cost, [], 1e-5)
-        trial.same(cost, [(.1, 1., 0)], 1e-5)
+            trial.same(steps_left, [], trial.uniform(.02, .05), trial.uniform(.9, 1.2), 3., 1e-5,
+                       rtol=0)
+    with trial.holds("a run that goes on"):
+        trial.same(steps_left, [(.02, 1.1, 400)], .02, trial.uniform(1., 1.2), 3., 1e-5, rtol=0)
+    with trial.holds("other noise from now on"):
+        trial.same(steps_left, [(.1, 3., 50), (1., 30., 1)], .05, trial.uniform(1.5, 2.), 2., 1e-6,
+                   rtol=0)
+    with trial.holds("a budget that is spent, and one that is not"):
+        trial.same(steps_left, [(.05, .8, 300)], .05, .8, 1., 1e-5, rtol=0)
+        trial.same(steps_left, [(.05, 1.5, 30)], .05, .8, 4., 1e-5, rtol=0)
     return trial.card()
 
 
-def check_calibrate(your_function, seed=None):
-    "The smallest sigma within a budget."
-    trial = Trial(your_function, "check_calibrate", seed, (
-        "Begin with 1e-3 and 1e4, and halve the interval (on a logarithmic scale).",
-        "Keep one end that overspends and one that does not; return the latter.",
-        "`while high/low > 1.0005: middle = math.sqrt(low*high)`; low = middle if "
-        "epsilon_of(middle) > budget, else high = middle; return high."))
+# --- 4
 
-    def judged(epsilon_of, budget):
-        sigma = float(trial(epsilon_of, budget))
-        spent = epsilon_of(sigma)
-        trial.need(spent <= budget, f"sigma {sigma:.8g} spends {spent:.8g} of {budget:.8g}",
-                   "return the end of the interval that keeps the promise: not a hair above",
-                   leaks=True)
-        less = epsilon_of(sigma/1.001)
-        trial.need(less > budget, f"sigma {sigma:.8g}, but {sigma/1.001:.8g} is enough",
-                   "more noise than needed: bisect until the interval is below a thousandth")
-    with trial.holds("eps = c/sigma"):
-        for _ in range(3):
-            c = trial.uniform(.5, 20.)
-            judged(lambda sigma, c=c: c/sigma, trial.uniform(.2, 9.))
-    with trial.holds("a real plan: 500 steps at q = 0.02"):
-        judged(lambda sigma: epsilon(  # the course's: a function of these checks would travel
-            q=.02, sigma=sigma, steps=500, delta=1e-5, accountant=RDPAccountant), 3.)
-    with trial.holds("a cost in stairs"):
-        judged(lambda sigma: math.ceil(100/sigma)/10, trial.uniform(1., 3.))
-    with trial.holds("much noise: sigma beyond 1000"):
-        try:
-            judged(lambda sigma: 1e3/sigma, .3)
-        except Refused as refused:
-            refused.why = refused.why or "the interval ends at 1e4, not before"*(
-                "ValueError" in str(refused))
-            raise
-    with trial.holds("a budget that nothing meets"):
-        try:
-            got = your_function(lambda sigma: 1. + 1/sigma, .5)
-        except Exception as error:
-            got = error
-        trial.need(isinstance(got, ValueError), f"got {got!r}", "who cannot keep the promise must "
-                   "say so: ValueError", leaks=not isinstance(got, Exception))
+
+
+def _suspects():
+    "Accountants, made anew: (what is wrong, function); each has the course's inside and no more."
+    from dp_course.privacy import PLDAccountant, RDPAccountant, epsilon
+
+    def say(change=lambda *run: run, by=1., accountant=RDPAccountant):
+        def account(q, sigma, steps, delta):
+            q, sigma, steps, delta = change(q, sigma, steps, delta)
+            return by*epsilon(q=q, sigma=sigma, steps=steps, delta=delta, accountant=accountant)
+        return account
+    return {
+        "honest": [say(), say(accountant=PLDAccountant), say(by=1.3),
+                   say(lambda q, s, n, d: (1., s, n, d))],
+        "rate": [say(lambda q, s, n, d: (q*q, s, n, d)), say(lambda q, s, n, d: (q/2, s, n, d))],
+        "steps": [say(lambda q, s, n, d: (q, s, 1, d)),
+                  say(lambda q, s, n, d: (q, s, min(n, 1000), d)),
+                  say(lambda q, s, n, d: (q, s, max(1, round(n**.5)), d))],
+        "delta": [say(lambda q, s, n, d: (q, s, n, max(d, 1e-4)))],
+        "sigma": [say(lambda q, s, n, d: (q, max(s, 1.), n, d)),
+                  say(lambda q, s, n, d: (q, s + .5, n, d))],
+        "factor": [say(by=.9)]}
+
+
+def check_underpays(your_function, seed=None):
+    "Accountants that promise too much."
+    trial = Trial(your_function, "check_underpays", seed, (
+        "Where does an accountant go wrong? High rates, many steps, tiny delta, little noise.",
+        "Ask it in some ten settings, and compare with what the course says at least.",
+        "`any(accountant(*run) < .995*epsilon(...) for run in runs)`: less than the exact eps is a "
+        "promise that nobody keeps."))
+    suspects = _suspects()
+
+    def judged(kind, why):
+        for account in suspects["honest"]:
+            trial.need(not trial.yes(account), "an honest one is accused", "an accountant may "
+                       "claim more than the exact eps, and never less: accuse the latter alone")
+        for account in suspects[kind]:
+            trial.need(trial.yes(account), "one of them is believed", why, leaks=True)
+    with trial.holds("one that forgets how batches are drawn"):
+        judged("rate", "try rates from .001 to 1")
+    with trial.holds("one that forgets steps"):
+        judged("steps", "try one step, and ten thousand")
+    with trial.holds("one that does not listen to a tiny delta"):
+        judged("delta", "try a delta of 1e-8")
+    with trial.holds("one that believes in more noise"):
+        judged("sigma", "try a sigma of a half")
+    with trial.holds("one that is a tenth too low, everywhere"):
+        judged("factor", "compare with the exact eps, not with an upper bound")
     return trial.card()

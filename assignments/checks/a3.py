@@ -110,66 +110,7 @@ def check_clipped_sum(your_function, seed=None):
     return trial.card()
 
 
-# --- 2
-
-
-def check_noisy_mean(your_function, seed=None):
-    "Noise of the right size, then the expected batch size."
-    trial = Trial(your_function, "check_noisy_mean", seed, (
-        "How far can one example move the clipped sum? The noise is sigma times that.",
-        "std = sigma*max_norm, and everything, noise too, is divided by batch_size.",
-        "`(total + sigma*max_norm*torch.randn(total.shape, generator=generator))/batch_size`"))
-
-    def judged(total, max_norm, sigma, batch_size):
-        got = trial(total, max_norm, sigma, batch_size, trial.fresh_generator())
-        got = torch.as_tensor(got).double()
-        trial.need(got.shape == total.shape, f"shape {tuple(got.shape)}",
-                   "noise for every coordinate, in the shape of the sum")
-        noise = got - total.double()/batch_size
-        right = sigma*max_norm/batch_size
-        ratio, room = noise.std().item()/right, 4.4/math.sqrt(2*len(total))
-        why = ""
-        if abs(ratio/batch_size - 1) < .1:
-            why = "divide the noise by the batch size, too"
-        elif abs(ratio - 1/max_norm) < .1/max_norm and max_norm != 1:
-            why = "sigma is a multiplier: the noise is sigma times max_norm"
-        elif abs(ratio*batch_size - 1) < .2:
-            why = "the noise is divided by the batch size twice"
-        elif abs(ratio*batch_size**.5 - 1) < .2:
-            why = "the noise is divided by batch_size, once, as the sum is: no root of it besides"
-        elif abs(ratio*max_norm**2 - 1) < .2:
-            why = "the noise grows with max_norm: multiply, don't divide"
-        elif sigma != 1 and abs(ratio/sigma - 1) < .1:
-            why = "sigma is a standard deviation already: no square"
-        elif ratio < 1e-3:
-            why = "noise for every coordinate: draw as many numbers as the sum has"
-        elif ratio < 1:
-            why = "each coordinate's noise is sigma*max_norm*torch.randn(...), no less"
-        trial.need(abs(ratio - 1) < room, f"the noise is {ratio:.4g} times what it should be", why,
-                   leaks=ratio < 1)
-        is_noise(trial, noise/right)
-        off = noise.mean().item()/right*math.sqrt(len(total))
-        trial.need(abs(off) < 4.8, f"on average {off:.2g} standard errors from the mean",
-                   "divide the sum by the expected batch size")
-    with trial.holds("a clip of 3, noise of 2, batches of 50"):
-        judged(normals(trial, 6000), 3., 2., 50.)
-    with trial.holds("a clip of 0.1"):
-        judged(normals(trial, 6000), .1, 1., 20.)
-    with trial.holds("an empty batch: the sum is 0, the noise is not"):
-        judged(torch.zeros(6000), 2., 1., 30.)
-    with trial.holds("half a million numbers: their noise has no end"):
-        has_no_end(trial, *(torch.as_tensor(trial(torch.zeros(50_000), 2., 1., 4.,
-                                                  trial.fresh_generator()))*2 for _ in range(10)))
-    with trial.holds("no noise asked for: the plain mean"):
-        total = normals(trial, 5)
-        found = gap(trial(total, 1., 0., 4., trial.fresh_generator()), total/4)
-        trial.need(not found, found, "divide the sum by the expected batch size")
-    with trial.holds("all randomness comes from the generator"):
-        judge_generator(trial, lambda generator: trial(torch.zeros(3), 1., 1., 1., generator))
-    return trial.card()
-
-
-# --- 3 and 4
+# --- 2 and 3
 
 
 def tensors(function):
@@ -324,7 +265,7 @@ def check_fast_sum(your_function, seed=None):
     return trial.card()
 
 
-# --- 5
+# --- 4
 
 
 def _judge_noise(trial, q, steps, n, classes):
@@ -467,8 +408,8 @@ def check_train(your_function, seed=None):
     trial = Trial(tensors(your_function), "check_train", seed, (
         "chosen = torch.rand(n, generator=generator) < q, anew in every step.",
         "Sum, noise of std sigma*max_norm on W and on b, divide by q*n, whatever the batch is.",
-        "`mean = noisy_mean(total, max_norm, sigma, q*n, generator)`, `W = W - lr*mean`: in every "
-        "step, also when nobody was drawn."))
+        "`mean = (total + sigma*max_norm*noise)/(q*n)`, `W = W - lr*mean`: in every step, also "
+        "when nobody was drawn."))
     with trial.holds("with a rate of zero it ends where it starts: at zero"):
         x, y = normals(trial, 9, 4), torch.arange(9) % 3
         end = flat(lambda: trial(x, y, 3, .5, 1., 3, 0., .5, trial.fresh_generator()))()

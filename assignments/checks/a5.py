@@ -111,20 +111,27 @@ def check_honest_total(your_function, seed=None):
     return trial.card()
 
 
+def judged(folder):
+    "(why a submission is refused, empty if it stands; its accuracy; its tiers)."
+    refused = [f"{text}: {why}" for text, why in leaderboard.findings(folder) if why]
+    if refused:
+        return "; ".join(refused), 0., leaderboard.DATA["digits"]
+    return "", leaderboard.standing(folder), leaderboard.DATA[leaderboard.data_of(folder)]
+
+
 def check_submission(folder):
-    "Six questions, one verdict."
-    found = leaderboard.findings(folder)
-    refused = [f"{text}: {why}" for text, why in found if why]
-    return Card("check_submission", (("verified", not refused),), numbers="; ".join(refused))
+    "Six questions, one verdict; the settings that were handed out earn nothing."
+    refused, reached, (first, *_) = judged(folder)
+    stands = not refused and reached >= first
+    told = refused or f"the run, repeated by the grader, recognizes {reached:.2%}"
+    return Card("check_submission", ((f"verified, and at least {first:.0%}", stands),),
+                numbers=told)
 
 
 def check_standing(folder):
     "Points for accuracy, if nothing is refused."
-    refused = [why for _, why in leaderboard.findings(folder) if why]
-    if refused:
-        held, numbers = [(f"tier {i}", False) for i in range(1, 5)], f"refused: {refused[0]}"
-    else:
-        reached, data = leaderboard.standing(folder), leaderboard.data_of(folder)
-        held = [(f"at least {tier:.1%}", reached >= tier) for tier in leaderboard.DATA[data]]
-        numbers = f"the run, repeated by the grader, recognizes {reached:.2%}"
-    return Card("check_standing", tuple(held), numbers=numbers)
+    refused, reached, (_, *tiers) = judged(folder)
+    held = tuple((f"at least {tier:.1%}", not refused and reached >= tier) for tier in tiers)
+    told = f"refused: {refused}" if refused else (
+        f"the run, repeated by the grader, recognizes {reached:.2%}")
+    return Card("check_standing", held, numbers=told)

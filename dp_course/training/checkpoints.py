@@ -337,6 +337,8 @@ def writable_file(
     # ValueError, FileNotFoundError
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         raise ValueError(f"{path=} is no file name: pass one, such as 'run.checkpoint'")
+    if Path(path).is_symlink():  # it would be replaced, and what it points to would stay old
+        raise ValueError(f"{path} is a link: pass the name of the file that it points to")
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder: pass the name of a file in it")
     if Path(path).exists() and not Path(path).is_file():

@@ -4,6 +4,7 @@ copies hold no answer, and a submission can harm nobody but itself.
 What needs nbgrader takes minutes: make test-teach installs it and runs everything; make test
 skips it, with one line, whether nbgrader is there or not.
 """
+import base64
 import html
 import html.parser
 import importlib.util
@@ -41,6 +42,7 @@ import grade  # noqa: E402
 import grade_box  # noqa: E402
 import grade_sandbox  # noqa: E402
 import grade_student  # noqa: E402
+import grade_table  # noqa: E402
 import leaderboard  # noqa: E402
 import wrong_handins  # noqa: E402
 from checks import SEED, a1, a2, a3, a4, a5, points  # noqa: E402
@@ -66,11 +68,17 @@ def told(cell):
     return cell.metadata.get("nbgrader", {})
 
 
+def by_hand(cell):
+    return told(cell).get("grade") and told(cell).get("solution")
+
+
 def questions():
     "(assignment, check, name of the function, source of its answer), in order."
     for name in CHECKS:
         answer = None
         for cell in cells(name):
+            if by_hand(cell):
+                continue
             if told(cell).get("solution"):
                 answer = cell.source
             if told(cell).get("grade"):
@@ -102,11 +110,12 @@ def verdict(check, code, spaces, seed=SEED):
     return getattr(CHECKS[name], check)(space[function], seed)
 
 
-def test_there_are_five_with_at_least_four_questions():
+def test_there_are_five_with_a_plot_and_a_paragraph_in_each():
     assert assign.names() == list(CHECKS)
     for name in CHECKS:
         graded = [told(c) for c in cells(name) if told(c).get("grade")]
-        assert len(graded) >= 4 and sum(cell["points"] for cell in graded) == 20
+        assert len(graded) >= 6 and sum(cell["points"] for cell in graded) == 20
+        assert [c.cell_type for c in cells(name) if by_hand(c)] == ["code", "markdown"]
         assert len({cell["grade_id"] for cell in graded}) == len(graded)
         assert re.search(r"\d+-\d+ minutes", cells(name)[0].source)
 
@@ -150,6 +159,23 @@ def test_a_typical_mistake_gets_the_hint_meant_for_it(check, words, spaces):
     assert not card.solved and points(card, 4) < 4
     assert words in card.why, card
     assert card.hints
+
+
+LOOKS_AT_NOTHING = """return 0.; return 1.; return math.inf; return True; return args[0];
+return "nothing"; return "noise"; return "sensitivity"; return "sampling"; return False;
+return [True]*len(args[0]);
+return [False]*len(args[0]); raise ValueError; return torch.zeros(args[0].shape[1:]);
+return torch.zeros_like(args[0]), torch.zeros_like(args[1]);
+return torch.zeros(args[2], args[0].shape[1]), torch.zeros(args[2])""".replace("\n", " ")
+
+
+@pytest.mark.parametrize("check", [pytest.param(check, marks=[SLOWLY]*(
+    check in wrong_handins.SLOW)) for check in ASKED])
+def test_an_answer_that_looks_at_nothing_earns_nothing(check, spaces):
+    "Neither for being safe nor for being right by accident."
+    for code in LOOKS_AT_NOTHING.split("; "):
+        card = verdict(check, f"def {ASKED[check][1]}(*args):\n    {code}", spaces)
+        assert points(card, 4) == 0, (code, card)
 
 
 MANY = 9  # of some forty answers that train networks
@@ -225,6 +251,26 @@ def test_an_honest_submission_stands(honest):
     assert leaderboard.standing(honest) > .85
     assert a5.check_submission(honest).solved
     assert a5.check_standing(honest).score[0] >= 1
+
+
+def test_the_settings_that_are_handed_out_earn_nothing(tmp_path):
+    "Eight of eight seeds ended between 81.9 and 86.9 %, standard deviation 1.7 %: 90 % is far."
+    space = {}
+    cell = next(cell for cell in cells("a5") if cell.source.startswith("config = "))
+    exec(f"from dp_course.cli import Config\n{cell.source}", space)
+    leaderboard.hand_in(space["config"], tmp_path/"s")
+    assert refusals(tmp_path/"s") == ""
+    assert points(a5.check_submission(tmp_path/"s"), 4) == 0
+    assert points(a5.check_standing(tmp_path/"s"), 4) == 0
+
+
+def test_the_tiers_are_what_recorded_runs_have_reached():
+    "The last three: the worst, the mean and the best run, rounded down."
+    ends = [json.loads(path.read_text().splitlines()[-1])["test_accuracy"]
+            for path in sorted((ROOT/"runs").glob("*-digits-eps3-[0-9].jsonl"))]
+    spread = min(ends), sum(ends)/len(ends), max(ends)
+    assert len(ends) == 3
+    assert leaderboard.DATA["digits"][2:] == tuple(math.floor(1000*a)/1000 for a in spread)
 
 
 @pytest.mark.slow
@@ -484,7 +530,8 @@ def test_the_students_copy_holds_no_answer(copies):
         given = {c.source for c in nbformat.reads(text, 4).cells}
         for cell in cells(name):
             if told(cell).get("solution"):
-                inside = cell.source.split("### BEGIN SOLUTION\n")[1].split("    ### END")[0]
+                inside = cell.source.partition("### BEGIN SOLUTION\n")[2] or cell.source
+                inside = re.split(r" *### END", inside)[0]
                 for line in inside.splitlines():
                     assert len(line) < 12 or not any(line in source for source in given), line
     names = {path.name for path in (copies/"student").rglob("*") if path.is_file()}
@@ -495,7 +542,7 @@ def test_the_students_copy_holds_no_answer(copies):
 def test_the_solution_copy_holds_the_answers(copies):
     for name in CHECKS:
         text = (copies/f"solution/{name}/{name}.ipynb").read_text()
-        assert all(c.source.split("### BEGIN SOLUTION\n")[1].split("\n")[0].strip()[:20] in text
+        assert all(c.source.partition("### BEGIN SOLUTION\n")[2].split("\n")[0].strip()[:20] in text
                    for c in cells(name) if told(c).get("solution"))
 
 
@@ -567,12 +614,13 @@ def graded(copies, tmp_path_factory):
     with_cells(copies, folder, "good", kind="solution")
     with_cells(copies, folder, "zz_last", kind="solution")
     with_cells(copies, folder, "blank")
+    with_cells(copies, folder, "mistyped", answer="def leak(p)\n    pass", kind="solution")
     with_cells(copies, folder, "other_name", answer="def leaks(p):\n    pass", kind="solution")
     (folder/"garbage").mkdir()
     (folder/"garbage/a1.ipynb").write_text("{not JSON")
     (folder/"late_a1.ipynb").write_text((folder/"good/a1.ipynb").read_text())
     before = {path: path.read_bytes() for path in folder.rglob("*.ipynb")}
-    limits = dict(seconds=150, cell_seconds=8, memory_mb=1500)
+    limits = dict(seconds=200, cell_seconds=12, memory_mb=1500)
     rows = grade.grade(folder, out, limits=limits, say=lambda text: None)
     return rows, folder, out, before
 
@@ -582,20 +630,24 @@ def graded(copies, tmp_path_factory):
 def test_harm_is_stopped_and_the_rest_is_graded(graded):
     rows, folder, out, before = graded
     got = totals(rows)
-    assert got["good", "a1"] == got["zz_last", "a1"] == got["late", "a1"] == 20
+    assert got["good", "a1"] == got["zz_last", "a1"] == got["late", "a1"] == 16
     assert got["blank", "a1"] == got["garbage", "a1"] == 0
     for who in ("crashes", "leaves"):  # that cell is lost, the rest is run in a new process
-        assert got[who, "a1"] == 20, who
-    assert got["leaves_inside", "a1"] == 16
+        assert got[who, "a1"] == 16, who
+    assert got["leaves_inside", "a1"] == 12
     assert {path: path.read_bytes() for path in folder.rglob("*.ipynb")} == before
     notes = {who: note for who, _, _, note in rows}
     for who in ("loops", "sleeps", "fills", "prints"):  # one cell is stopped, the rest is theirs
-        assert got[who, "a1"] == 20 or "more time" in notes[who], who
-    assert got["loops_inside", "a1"] == 16
+        assert got[who, "a1"] == 16 or "more time" in notes[who], who
+    assert got["loops_inside", "a1"] == 12
     for who in ("crashes", "leaves", "leaves_inside"):
         assert "signal" in notes[who] or "ended itself" in notes[who]
-    assert notes["blank"] == "not attempted: 1, 2, 3, 4, 5"
-    assert notes["other_name"] == "NameError: 1" and got["other_name", "a1"] == 16
+    assert notes["blank"] == "not attempted: 1, 2, 3, 4"
+    assert "the function is not defined: 1" in notes["other_name"]
+    assert got["other_name", "a1"] == 12
+    assert "syntax error: 1" in notes["mistyped"] and got["mistyped", "a1"] == 12
+    assert "endless loop, and stopped: 1" in notes["loops_inside"]
+    assert notes["good"] == "by hand: 5, 6"
     assert "not attempted" in (out/"course/feedback/blank/a1/a1.html").read_text()
     page = (out/"course/feedback/leaves_inside/a1/a1.html").read_text()
     assert "the process ended itself" in page and "properties" in page
@@ -622,9 +674,9 @@ def test_the_tables_say_what_the_gradebook_says(graded):
     rows, folder, out, before = graded
     with open(out/"grades.csv", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    assert sum(float(line["points"]) for line in lines if line["student"] == "good") == 20
-    assert "| good | 20 | 20 | 20 |  |" in (out/"grades.md").read_text()
-    assert 'blank,0,0,20,"a1 not attempted: 1, 2, 3, 4, 5"' in (out/"students.csv").read_text()
+    assert sum(float(line["points"]) for line in lines if line["student"] == "good") == 16
+    assert "| good | 16 | 16 | 20 | a1 by hand: 5, 6 |" in (out/"grades.md").read_text()
+    assert 'blank,0,0,20,"a1 not attempted: 1, 2, 3, 4"' in (out/"students.csv").read_text()
     assert (out/"course/feedback/good/a1/a1.html").exists()
 
 
@@ -665,13 +717,145 @@ def test_a_student_has_one_row_with_what_is_missing(tmp_path):
     rows = [("ada", "a1", [("a1-1", 4., 4.), ("a1-2", 1.5, 4.)], ""),
             ("ada", "a2", [("a2-1", 0., 4.)], "not attempted: 1"),
             ("bob", "a1", [("a1-1", 2., 4.), ("a1-2", 0., 4.)], "")]
-    assert list(grade.by_student(rows)) == [
+    assert list(grade_table.by_student(rows)) == [
         ["student", "a1", "a2", "total", "of", "missing"],
         ["ada", "5.5", "0", "5.5", "12", "a2 not attempted: 1"],
         ["bob", "2", "", "2", "12", "a2 not handed in"]]
-    grade.write_tables(rows, tmp_path)
+    grade_table.write_tables(rows, tmp_path)
     assert "| bob | 2 |  | 2 | 12 | a2 not handed in |" in (tmp_path/"grades.md").read_text()
     assert (tmp_path/"students.csv").read_text().count("\n") == 3
+
+
+def test_who_is_not_graded_has_no_zero(tmp_path):
+    "No points, in words: it was no mistake of hers."
+    rows = [("ada", "a1", None, grade.UNGRADED.format("before its first cell it ended itself")),
+            ("bob", "a1", [("a1-1", 2., 4.)], "")]
+    table = list(grade_table.by_student(rows))
+    assert table[1][:4] == ["ada", "", "0", "4"] and "a1 not graded" in table[1][4]
+    grade_table.write_tables(rows, tmp_path)
+    assert "ada" not in (tmp_path/"grades.csv").read_text()
+
+
+ROSTER = """name,id,login
+Ada Lovelace,12345,alove
+Zoë O'Brien,67890,zob
+Ann Lee,111,
+Ann Lee-Jones,222,
+"""
+
+
+@pytest.mark.parametrize("who,student", [
+    ("lovelaceada_12345_998877", "12345"), ("lovelaceada_LATE_4_998877", "12345"),
+    ("Ada Lovelace_1234567_assignsubmission_file_", "12345"), ("ALOVE", "12345"),
+    ("obrienzoe_67890_1", "67890"), ("Zoe O'Brien_3_assignsubmission_file_", "67890"),
+    ("zoe", None), ("leeann_111_5", "111"), ("Ann Lee-Jones_7_assignsubmission_file_", None),
+    ("mallory", None)])
+def test_names_of_learning_platforms_become_one_student(tmp_path, who, student):
+    (tmp_path/"roster.csv").write_text(ROSTER, encoding="utf-8")
+    assert grade_table.Roster(tmp_path/"roster.csv").student(who) == student
+
+
+def test_who_matches_nobody_is_listed(tmp_path):
+    "And of two hand-ins of one student the last one counts."
+    (tmp_path/"roster.csv").write_text(ROSTER, encoding="utf-8")
+    names = "lovelaceada_12345_1_a1.ipynb", "alove_a1.ipynb", "mallory_a1.ipynb"
+    for age, name in enumerate(names):
+        (tmp_path/name).touch()
+        os.utime(tmp_path/name, (age, age))
+    roster = grade_table.Roster(tmp_path/"roster.csv")
+    found = grade.of_roster(grade.find(tmp_path), roster)
+    assert found == {("12345", "a1"): tmp_path/"alove_a1.ipynb"}
+    assert grade.ignored(tmp_path, found) == ["lovelaceada_12345_1_a1.ipynb", "mallory_a1.ipynb"]
+    table = list(grade_table.by_student([("12345", "a1", [("a1-1", 1., 4.)], "")], roster.names))
+    assert [row[:3] for row in table[1:]] == [
+        ["111", "Ann Lee", ""], ["12345", "Ada Lovelace", "1"], ["222", "Ann Lee-Jones", ""],
+        ["67890", "Zoë O'Brien", ""]]
+
+
+def test_the_later_of_two_times_counts(tmp_path):
+    "Whoever hands in may lay a timestamp.txt of her own beside a notebook."
+    (tmp_path/"a1.ipynb").touch()
+    os.utime(tmp_path/"a1.ipynb", (1769000000, 1769000000))
+    for text, day in (("2020-01-01 00:00:00 UTC", 21), ("2026-01-31 00:00:00.5 UTC", 31)):
+        (tmp_path/"timestamp.txt").write_text(text)
+        assert grade.when_handed_in(tmp_path/"a1.ipynb").day == day
+
+
+@pytest.mark.parametrize("seconds,said", [(30, "1 min"), (3*3600, "3 h"), (90_000, "1 d 1 h")])
+def test_lateness_is_said_in_words(seconds, said):
+    assert grade_table.lateness(seconds) == said
+
+
+@SLOWLY
+@needs_box
+@pytest.mark.parametrize("source,begun", [("import time; time.sleep(100)", True), ("1", False)])
+def test_what_ends_before_her_code_is_no_zero(tmp_path, monkeypatch, source, begun):
+    "Her own sleep is; a process that does not come up is not."
+    if not begun:
+        monkeypatch.setattr(grade_box, "readable", lambda: [])
+        monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    (tmp_path/"s").mkdir()
+    job = dict(folder=str(tmp_path/"s"), result=str(tmp_path/"result.json"), boxed=True,
+               fresh=False, cells=[dict(source=source, grade=False)],
+               limits={**grade_sandbox.LIMITS, "seconds": 40})
+    grade_sandbox.supervise(job)
+    found = json.loads((tmp_path/"result.json").read_text())
+    assert found["begun"] == begun and found["why"]
+
+
+def test_what_looks_like_cheating_is_said():
+    told = {"nbgrader": {"grade_id": "a5-3", "grade": True, "locked": True}}
+    said = nbformat.v4.new_output("display_data", {
+        "text/plain": "✗ verified\n  story: forged: sigma is 4 in the record, 2 in the ledger; x"})
+    refused = nbformat.v4.new_code_cell("findings()", metadata=told, outputs=[said])
+    assert grade_table.endings([refused], ["a5-3"])["a5-3"] == (
+        "suspected forgery (forged: sigma is 4 in the record, 2 in the ledger)")
+    sources = ["import gc, torch", "x = open('/proc/1/mem')", "from checks import a1",
+               "__import__('ctypes')", "import math", "def f(:"]
+    books = [nbformat.v4.new_code_cell(source) for source in sources]
+    (said,) = grade_table.suspicions(books, set(), "a1")
+    assert said.endswith("reaches for /proc, checks, ctypes, gc")
+    assert not grade_table.suspicions(books, set(sources), "a1")  # they were handed out
+    lines = [dict(student=who, run=run, accuracy=.9) for who, run in (
+        ("ada", "r"), ("bob", "s"), ("eve", "r"))]
+    assert grade_table.twins(lines) == {"ada": ["eve"], "eve": ["ada"]}
+
+
+def test_a_bar_says_how_long_the_rest_will_take():
+    bar = grade.Bar(200, print)
+    bar.done = 50
+    assert bar.text(240.) == "  50 of 200 ██████░░░░░░░░░░░░░░░░░░ about 12 min left"
+
+
+@needs_nbgrader
+@needs_box
+def test_another_week_adds_to_the_class(copies, tmp_path):
+    "With due dates, lateness and points that were given by hand."
+    with_cells(copies, tmp_path/"one", "ada", kind="solution")
+    (tmp_path/"one/due.csv").write_text("assignment,due\na1,2026-01-10 12:00\n")
+    os.utime(tmp_path/"one/ada/a1.ipynb", (1768000000, 1768000000))  # the 9th of January
+    with_cells(copies, tmp_path/"two", "bob", kind="student")
+    os.utime(tmp_path/"two/bob/a1.ipynb", (1769000000, 1769000000))
+    (tmp_path/"two/eve").mkdir()
+    wrong = "def possible(claims):\n    return [True]*len(claims)"
+    with_cells(copies, tmp_path/"two", "eve", answer=wrong, kind="solution", name="a2")
+    out = tmp_path/"out"
+    grade.grade(tmp_path/"one", out, say=lambda text: None)
+    rows = grade.grade(tmp_path/"two", out, say=lambda text: None, feedback=False)
+    notes = {(who, name): note for who, name, _, note in rows}
+    assert totals(rows) == {("ada", "a1"): 16, ("bob", "a1"): 0, ("eve", "a2"): 12}
+    assert "late" not in notes["ada", "a1"] and "late by 11 d" in notes["bob", "a1"]
+    with grade._book(out/"course") as book:
+        given = book.find_submission_notebook("a1", "a1", "ada").grades
+        for one in given:
+            one.manual_score, one.needs_manual_grade = (2. if one.name in ("a1-5", "a1-6") else
+                                                        None), False
+        book.db.commit()
+    assert grade.main(["--out", str(out)]) is None
+    assert "| ada | 20 |  | 20 | 40 | a2 not handed in |" in (out/"grades.md").read_text()
+    page = (out/"course/feedback/ada/a1/a1.html").read_text()
+    assert "<math" in page and "border-left:4px" in page and "<meter" in page
+    assert not re.search(r"https?://(?!www.w3.org)|<script", page)
 
 
 def test_a_sandbox_that_will_not_end_costs_nobody_a_grade(tmp_path):
@@ -812,7 +996,7 @@ def test_what_is_graded_under_nobodys_name_is_listed(tmp_path):
     lost = ["ada/a1 (1).ipynb", "b c/a1.ipynb", "bob/A1.ipynb", "mallory/a1.ipynb",
             "mallory/a2.ipynb"]
     assert grade.ignored(tmp_path, found) == lost
-    grade.write_tables([], tmp_path, lost)
+    grade_table.write_tables([], tmp_path, lost)
     assert "- bob/A1.ipynb" in (tmp_path/"grades.md").read_text()
 
 
@@ -831,9 +1015,11 @@ def test_nothing_of_a_students_is_a_row_a_formula_or_markup(tmp_path):
     forged = "x.ipynb\n| eve | 20 | 20 | 20 | <b>\x1b[2J"
     (tmp_path/os.fsdecode(b"caf\xe9.ipynb")).touch()
     lost = [*grade.ignored(tmp_path, {}), forged]
-    grade.write_tables([("@eve", "a1", [("a1-1", 0., 4.)], "=1+1: 1")], tmp_path, lost)
+    grade_table.write_tables([("@eve", "a1", [("a1-1", 0., 4.)], "=1+1: 1")], tmp_path, lost)
     shown = (tmp_path/"grades.md").read_text()
-    assert "- caf?.ipynb\n- x.ipynb?/ eve / 20 / 20 / 20 / &lt;b>?[2J\n" in shown
+    bar, forged = "&#124;", "&#60;b&#62;?&#91;2J"
+    assert f"- caf?.ipynb\n- x.ipynb?{bar} eve {bar} 20 {bar} 20 {bar} 20 {bar} {forged}\n" in shown
+    assert "](" not in grade_table.as_text("a](javascript:stolen())")
     assert (tmp_path/"grades.csv").read_text().splitlines()[1] == "'@eve,a1,a1-1,0,4,'=1+1: 1"
 
 
@@ -884,7 +1070,7 @@ def test_what_would_run_is_seen():
 @needs_nbgrader
 @needs_box
 def test_no_script_of_a_students_runs_in_a_feedback_page(copies, tmp_path):
-    show = ("from IPython.display import display\nbad =  + SCRIPTS + \n"
+    show = (f"from IPython.display import display\nbad = {SCRIPTS!r}\n"
             "for kind in ('html', 'markdown', 'latex', 'plain', 'javascript', 'vnd.mermaid'):\n"
             "    display({f'text/{kind}': bad}, raw=True)\nprint(bad)\n"
             "raise type(bad, (Exception,), {})(bad)")
@@ -901,7 +1087,11 @@ def test_no_script_of_a_students_runs_in_a_feedback_page(copies, tmp_path):
     page = (tmp_path/"out/course/feedback/ada/a1/a1.html").read_text()
     assert page.count("stolen") >= 10  # it is shown, in prose and in outputs
     assert running(page) == []
-    assert "Each student" in page or "Five questions" in page  # ours is still prose
+    assert "Four questions" in page  # ours is still prose
+    book = nbformat.read(tmp_path/"out/course/autograded/ada/a1/a1.ipynb", 4)
+    shown = [kind for cell in book.cells for output in cell.get("outputs", ())
+             for kind, text in output.get("data", {}).items() if "stolen" in str(text)]
+    assert set(shown) == {"text/plain"}  # nothing that a formgrader would run
 
 
 ESCAPES = {  # what -> Python that says how far it came; PermissionError and the like: not far
@@ -920,13 +1110,12 @@ ESCAPES = {  # what -> Python that says how far it came; PermissionError and the
     "a full disk": "open('hoard', 'wb').write(bytes(2**26))",
     "the root's memory": "open('/hoard', 'wb')",
     "the devices' memory": "open('/dev/hoard', 'wb')",
-    "shared memory, full": "open('/dev/shm/hoard', 'wb').write(bytes(2**25))",
     "the submission itself": "open(os.path.join(given, 'new'), 'w')",
     "the hidden checks": "os.listdir(os.path.join(root, 'assignments'))",
     "the tools": "[f for f in os.listdir(root + '/tools') if f != 'grade_student.py'][0]",
     "the teacher's environment": "os.environ['TEACHERS_TOKEN']",
     "the environment of the first process": "open('/proc/1/environ').read().split('TEACHERS')[1]",
-    "the memory of the first process": "open('/proc/1/mem', 'rb').read(1)",
+    "shared memory of its own": "open('/dev/shm/hoard', 'wb')",
     "a program by posix_spawn": "os.posix_spawn('/bin/true', ['true'], {})",
     "a connection by name": "socket.create_connection(('1.1.1.1', 53), 2)",
     "a larger limit": "os.nice(-5)",
@@ -953,6 +1142,8 @@ ESCAPES = {  # what -> Python that says how far it came; PermissionError and the
     "home": "open('/root/.bashrc')",
     "the teacher's ledgers": "os.listdir('/box/data/ledgers')[0]",
     "other mounts": "[m for m in open('/proc/mounts') if ' / ' in m and ' rw' in m][0]",
+    "a second process, bubblewrap's": "[p for p in os.listdir('/proc') if p.isdigit()][1]",
+    "the teacher's PATH": "open('/proc/1/environ').read().split(':/')[2]",
     "a second library of the course": "open(root + '/dp_course/basics.py', 'a')",
 }
 PROGRAM = """
@@ -997,6 +1188,96 @@ def test_the_escapes_work_outside_of_the_box(tmp_path):
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(escapes=tame), ROOT, tmp_path,
                            tmp_path], capture_output=True, text=True)
     assert done.stdout.count("ESCAPED") == len(tame), done.stderr
+
+
+STUBBORN = """#!/bin/sh
+echo "bwrap: setting up uid map: Permission denied" >&2
+exit 1
+"""
+
+
+def test_a_bubblewrap_that_cannot_run_is_refused_before_anything_is_graded(monkeypatch, tmp_path):
+    (tmp_path/"bin").mkdir()
+    (tmp_path/"bin/bwrap").write_text(STUBBORN)
+    (tmp_path/"bin/bwrap").chmod(0o755)
+    (tmp_path/"s").mkdir()
+    (tmp_path/"s/ada_a1.ipynb").write_text("{}")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    said = grade.main([str(tmp_path/"s"), "--out", str(tmp_path/"out")])
+    assert "Permission denied" in said and "apparmor_restrict_unprivileged_userns" in said
+    assert not (tmp_path/"out").exists()
+
+
+BOUNDS = {  # what -> Python that says how many of them there can be
+    "threads": "import threading\nn = 0\ntry:\n    while n < 2000:\n        n += 1\n"
+               "        threading.Thread(target=time.sleep, args=(2,), daemon=True).start()\n"
+               "except RuntimeError:\n    pass\nn",
+    "pipes": "n, kept = 0, []\ntry:\n    while n < 2000:\n        kept.append(os.pipe())\n"
+             "        n += 1\nexcept OSError:\n    pass\n"
+             "for pair in kept:\n    os.close(pair[0]), os.close(pair[1])\nn"}
+
+
+@SLOWLY
+@needs_box
+def test_threads_and_pipes_have_an_end(tmp_path):
+    (tmp_path/"s").mkdir()
+    sandbox = grade.Sandbox(dict(seconds=100))
+    try:
+        found = sandbox.run(tmp_path/"s", [dict(source=f"import os, time\n{s}", grade=False)
+                                           for s in BOUNDS.values()])
+    finally:
+        sandbox.close()
+    for what, cell in zip(BOUNDS, found["cells"]):
+        assert int(cell["outputs"][-1]["data"]["text/plain"]) < 200, what
+    cage = grade_box.Cage(100)
+    assert cage.folders == [folder for folder in cage.folders if folder.is_dir()]
+    cage.remove()
+    assert not any(folder.exists() for folder in cage.folders)
+
+
+def test_of_her_outputs_text_and_pictures_are_kept():
+    def png(wide, high):
+        size = wide.to_bytes(4, "big") + high.to_bytes(4, "big")
+        return base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + size + b"\x08").decode()
+    picture = png(640, 480)
+    data = {"text/plain": "<b>", "text/html": SCRIPTS, "text/markdown": SCRIPTS,
+            "image/svg+xml": SCRIPTS, "image/png": picture}
+    said = dict(output_type="display_data", data=data, metadata={"x": SCRIPTS})
+    kept = grade_sandbox.shown_output(said)
+    assert kept["data"] == {"text/plain": "<b>", "image/png": picture} and not kept["metadata"]
+    for bad in ('" onerror="stolen()', "aGVsbG8=", png(60_000, 60_000), 5, None):
+        assert grade_sandbox.as_picture(bad) is None
+
+
+def test_an_answer_that_nobody_asked_for_is_called_cheating():
+    class Channel:
+        def send(self, data):
+            pass
+
+        def receive(self, most):
+            return self.said
+    judge = object.__new__(grade_sandbox.Judge)
+    judge.channel, judge.dumps = Channel(), repr
+    for said in (b'{"value": 4.0}', b'["guess", {"value": 4.0}]', b"[]", b"\xff"):
+        judge.channel.said = said
+        with pytest.raises(grade_sandbox.Forged, match="suspected cheating"):
+            judge.ask("run")
+
+
+def test_a_mistake_is_paid_for_once(spaces):
+    "A question that calls a wrong function gets the course's, and hers is put back."
+    asked = grade.Questions("a3")
+    cell = next(c for c in cells("a3") if told(c).get("grade_id") == "a3-4")
+    task = asked.job(cell, "def train(*a):\n    return loop_sum(*a)")
+    assert task["needs"] == ["clipped_sum", "fast_sum", "loop_sum"][1:]
+    owed = {}
+    for value in (4., None):
+        grade_sandbox.owe(owed, dict(task, function="fast_sum", reference="x"), value)
+        assert bool(owed) == (value is None)
+    space = {"fast_sum": 1}
+    source = next(c.source for c in cells("a3") if "def fast_sum" in c.source)
+    hers = grade_student.lend(space, asked.imports, {"fast_sum": source, "new": "new = 5"})
+    assert callable(space["fast_sum"]) and hers == {"fast_sum": 1, "new": None}
 
 
 def test_without_the_box_root_grades_nothing(monkeypatch, tmp_path):
@@ -1131,19 +1412,19 @@ def test_what_travels_to_a_student_holds_no_answer_to_another_question(monkeypat
     import cloudpickle
     sent = []
     monkeypatch.setattr(exercises.Trial, "__call__", lambda trial, *args: sent.append(args) or 2.)
-    a2.check_calibrate(lambda *args: 2., 0)
+    a2.check_underpays(lambda *args: False, 0)
     cloudpickle.register_pickle_by_value(a2)
     try:
         for args in sent:
-            assert not re.search(rb"converted|sampled|gaussian", cloudpickle.dumps(args))
+            assert not re.search(rb"possible|steps_left|exact", cloudpickle.dumps(args))
     finally:
         cloudpickle.unregister_pickle_by_value(a2)
-    assert len(sent) == 4
+    assert len(sent) > 4
 
 
 def test_what_was_too_slow_in_sight_is_not_checked():
     judge = object.__new__(grade_sandbox.Judge)
-    judge.fresh, judge.room, judge.hidden = False, 1000, None
+    judge.fresh, judge.room, judge.hidden, judge.owed = False, 1000, None, {}
     judge.ask = lambda *message, most: dict(outputs=[], value=None, slow=True)
     found = judge.cell(dict(source=f"f(1)\n{grade_sandbox.HIDDEN}\ncheck(f)", grade=True))
     assert found["value"] is None and found["outputs"][0]["ename"] == "TooMuch"
@@ -1172,10 +1453,12 @@ def test_solutions_of_all_five_get_full_marks_and_blanks_none(copies, honest, tm
     rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None, feedback=False)
     got = totals(rows)
     assert {name: got["ada", name] for name in ("a1", "a2", "a3", "a4")} == dict.fromkeys(
-        ("a1", "a2", "a3", "a4"), 20)
+        ("a1", "a2", "a3", "a4"), 16)
     assert {got["blank", name] for name in CHECKS} == {0}
     assert got["ada", "a5"] == 8  # she handed in no model
-    assert got["bob", "a5"] >= 8 + 6 + 1.5
+    assert got["bob", "a5"] >= 8 + 4 + 1
+    board = (tmp_path/"out/leaderboard.md").read_text()
+    assert "| 1 | 9" in board and "digit_filters" in board and "bob" not in board
 
 
 @needs_nbgrader
@@ -1199,4 +1482,4 @@ def test_a_hundred_submissions(copies, tmp_path, capsys):
     seconds = time.monotonic() - began
     with capsys.disabled():
         print(f"\n100 submissions of A2: {seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
-    assert sorted(totals(rows).values()) == [0]*20 + [20]*80
+    assert sorted(totals(rows).values()) == [0]*20 + [16]*80
