@@ -64,6 +64,7 @@ from .layers import no_longer as no_longer
 from .layers import product_weight as product_weight
 from .layers import unfolded as unfolded
 from .layers import weighted_rows as weighted_rows
+from .libraries import unreadable as unreadable
 from .precision import PRECISIONS as PRECISIONS
 from .precision import bf16_engine as bf16_engine
 from .precision import bf16_product_ratio as bf16_product_ratio
