@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "augmentation": """
         all_views multiplicity multiplicity_with_masks views""",
     "batches": """
-        Views arguments call_model count flatten_views leaves losses_of take tree_map""",
+        Views arguments call_model count flatten_views leaves logits_of losses_of take tree_map""",
     "datasets": """
         DataError OCT_SUBJECTS best_available load""",
     "drawings": """

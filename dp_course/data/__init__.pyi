@@ -8,6 +8,7 @@ from .batches import call_model as call_model
 from .batches import count as count
 from .batches import flatten_views as flatten_views
 from .batches import leaves as leaves
+from .batches import logits_of as logits_of
 from .batches import losses_of as losses_of
 from .batches import take as take
 from .batches import tree_map as tree_map

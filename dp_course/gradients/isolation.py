@@ -135,7 +135,7 @@ class Isolation(TorchFunctionMode):
                              "can be returned by forward")
         if func in _TEXTS and is_batched(args[0]):
             return f"<a tensor {tuple(args[0].shape)} of one example>"
-        if func is torch._pack_padded_sequence and any(map(is_batched, args)):
+        if func is torch._pack_padded_sequence and any(map(is_batched, tensors_of(args))):
             raise VmapStops(_PACKED)
         result = NotImplemented
         if self.by_rule is not None:

@@ -16,6 +16,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         class_counts count_classes measure no_scores""",
     "fixes": """
         FrozenNorm fix""",
+    "formats": """
+        from_safetensors has_compiled_parts load_plain_state plain_name plain_state
+        to_safetensors uncompiled""",
     "ledger": """
         Entry Ledger STEPS check_release flat_source name_apart""",
     "metrics": """

@@ -37,6 +37,13 @@ from .evaluation import measure as measure
 from .evaluation import no_scores as no_scores
 from .fixes import FrozenNorm as FrozenNorm
 from .fixes import fix as fix
+from .formats import from_safetensors as from_safetensors
+from .formats import has_compiled_parts as has_compiled_parts
+from .formats import load_plain_state as load_plain_state
+from .formats import plain_name as plain_name
+from .formats import plain_state as plain_state
+from .formats import to_safetensors as to_safetensors
+from .formats import uncompiled as uncompiled
 from .ledger import Entry as Entry
 from .ledger import Ledger as Ledger
 from .ledger import STEPS as STEPS

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from ..basics import check_kind
+from .formats import (
+    from_safetensors, load_plain_state, plain_name, plain_state, to_safetensors)
 
 try:
     import fcntl
@@ -346,15 +348,23 @@ def writable_file(
     return path
 
 
+def _is_safetensors(path):
+    return Path(path).suffix == ".safetensors"
+
+
 def write_weights(
-    path,           # file
+    path,           # file; one that ends in .safetensors can be read by other libraries
     weights,        # dict: name -> tensor
     statement:str,  # what is promised about them
 ):
     "Write weights together with the statement that goes with them."
     # ValueError, FileNotFoundError: it cannot be a file. OSError: a full or read-only disk
-    weights = {name: v.detach().cpu() for name, v in weights.items()}
-    save_atomic({"kind": _RELEASE, "statement": statement, "weights": weights}, writable_file(path))
+    writable_file(path)
+    weights = {plain_name(name): v.detach().cpu() for name, v in weights.items()}
+    if _is_safetensors(path):
+        _put(to_safetensors(weights, statement, _RELEASE), path, Path(f"{path}.prev"))
+    else:
+        save_atomic({"kind": _RELEASE, "statement": statement, "weights": weights}, path)
 
 
 def save_release(
@@ -373,19 +383,20 @@ def save_release(
 
 def load_release(
     path,   # file that `Trainer.release`, `save_release` or `dp-train` wrote
-    model,  # `nn.Module` of the same shape; it gets the weights
+    model,  # `nn.Module` of the same shape, compiled or not; it gets the weights
 ):          # str: the statement of what was promised, and spent
     "Put released weights into your model, and read the statement that goes with them."
     # FileNotFoundError; ValueError: no release, or of another network (the model stays as it was)
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
-    state = load_checked(path, _RELEASE)
-    there = {name: tuple(v.shape) for name, v in state["weights"].items()}
-    here = {name: tuple(v.shape) for name, v in model.state_dict().items()}
+    safe = isinstance(path, (str, os.PathLike)) and _is_safetensors(path)
+    state = (from_safetensors if safe else load_checked)(path, _RELEASE)
+    there, here = ({name: tuple(v.shape) for name, v in plain_state(part).items()}
+                   for part in (state["weights"], model.state_dict()))
     differ = [f"{name} {there.get(name, 'none')} there, {here.get(name, 'none')} here"
               for name in {**here, **there} if there.get(name) != here.get(name)]
     if differ:
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise ValueError(f"{path} holds weights of another network: {'; '.join(differ[:3])}{more}")
-    model.load_state_dict(state["weights"])
+    load_plain_state(model, state["weights"])
     torch.clear_autocast_cache()
     return state["statement"]

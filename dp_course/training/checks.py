@@ -15,11 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..basics import check_kind
-from ..data import call_model, count, flatten_views, leaves, take, tree_map
+from ..data import (
+    call_model, count, flatten_views, leaves, logits_of, losses_of, take, tree_map)
 from ..gradients import (
     FlatClip, bookkeeping_grad_sum, fast_grad_sum, forgetting, ghost_grad_sum, hook_grad_sum,
     loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
 from ..privacy import PrivacyPlan
+from .formats import has_compiled_parts
 from .metrics import accuracy
 
 # %% ../../nbs/workshop/training/checks.ipynb #2547c001
@@ -39,6 +41,7 @@ def check_model(
         if p._backward_hooks or p._post_accumulate_grad_hooks:
             raise ValueError(f"parameter {name} has a hook, which would never be called: change "
                              "the noised gradient in an optimizer or a callback instead")
+    _warn_of_compiled(model)
     params = trainable(model)
     if not params:
         raise ValueError(f"{type(model).__name__} has nothing to train: set requires_grad where it "
@@ -60,6 +63,14 @@ def check_model(
             m.training = training
 
 
+def _warn_of_compiled(model):
+    "Say that the engines run a compiled model eagerly."
+    if has_compiled_parts(model):
+        warnings.warn("the model is compiled, and training runs it eagerly, for one example at a "
+                      "time; releases and checkpoints have the names of the plain model",
+                      stacklevel=4)
+
+
 def _check_layer(who, m, was_frozen):
     "Refuse a layer that behaves otherwise for a batch than for one example, in training."
     if m._backward_hooks or m._backward_pre_hooks:
@@ -74,7 +85,9 @@ def _check_layer(who, m, was_frozen):
                          "fix(model) do it")
     if tracks or isinstance(m, nn.modules.batchnorm._BatchNorm):
         raise ValueError(f"{who} computes with the whole batch or keeps running statistics of "
-                         "private data: put nn.GroupNorm there, or let fix(model) do it")
+                         "private data: put nn.GroupNorm there, or let fix(model) do it; where the "
+                         "weights are trained already, put constants there: "
+                         "torchvision.ops.FrozenBatchNorm2d, or fix(model, frozen=True)")
     if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and (m.max_norm or m.scale_grad_by_freq):
         raise ValueError(f"{who}: max_norm and scale_grad_by_freq let one example change another's "
                          "gradient; leave them out, or let fix(model) do it")
@@ -297,6 +310,24 @@ def _warn_of_mixing(model, x):
             return
 
 
+def _warn_of_idle(model, loss_fn, x, y):
+    "Name the parameters that the loss of an example does not depend on: they learn noise."
+    x, y = take((x, y), slice(1))
+    params = trainable(model)
+    with forgetting(model), torch.enable_grad():
+        output = call_model(model, tree_map(torch.clone, x))
+        loss = losses_of(loss_fn, output, tree_map(torch.clone, y), 1).sum()
+        found = [None]*len(params)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, [*params.values()], allow_unused=True)
+    idle = [name for name, g in zip(params, found) if g is None]
+    if idle:
+        named = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
+        warnings.warn(f"noise is all that {named} will get, because the loss of a made-up example "
+                      "does not depend on it: freeze it with requires_grad_(False), or use it in "
+                      "the loss", stacklevel=6)
+
+
 def _warn_of_blends(augment, x, y, like):
     "Say that an augmentation of two rows uses the one for the other, and will have one row only."
     def first(x, y, seed):
@@ -353,20 +384,28 @@ def check_run(
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
         try:
-            _try_rows(trainer, model, reader)
+            as_tested = _try_rows(trainer, model, reader)
             trainer._weights.put_buffers_back()
-            _try_metric(trainer)
+            if as_tested:
+                _try_metric(trainer)
         finally:
             for m, training in modes.items():
                 m.training = training
     trainer._check_weights()
 
 
-def _try_rows(trainer, model, reader):
+def _form(tree):
+    "Which tensors an input has, by which names, of which shapes."
+    shapes = [(tuple(v.shape[1:]), v.dtype) for v in leaves(tree)]
+    return str(tree_map(lambda v: 0, tree)), shapes
+
+
+def _try_rows(trainer, model, reader):  # bool: do training rows have the form of test rows?
     data, loss_fn, augment = trainer.data, trainer.loss_fn, trainer.augment
     x, y = data.made_up(2, torch.Generator().manual_seed(0))
     x = _tried("normalize", "It gets raw rows (b,...)", reader.input, x)
     y = tree_map(lambda v: v.to(reader.like.device), y)
+    tested = _form(x)
     if augment is not None:
         way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of "
                "an example are Views")
@@ -381,22 +420,31 @@ def _try_rows(trainer, model, reader):
     else:
         _tried("the gradient", "Model and loss get one example, a batch of one", trainer.engine,
                model, loss_fn, x, y, FlatClip(1.))
+    _tried("the gradient", "Model and loss get one example, a batch of one", _warn_of_idle,
+           model, loss_fn, *_first_views(x, y))
+    return _form(_first_views(x, y)[0]) == tested
+
+
+def _first_views(x, y):
+    "Rows and labels; of several views, the first ones."
+    x, y, b, _ = flatten_views(x, y)
+    return take((x, y), slice(b))
 
 
 def _try_model(model, loss_fn, data, x, y):
-    x, y, b, _ = flatten_views(x, y)  # of views, the first ones
-    x, y = take((x, y), slice(b))
+    x, y = _first_views(x, y)
     model.eval()
     way = "It gets rows (b,...) as normalize and augment make them"
     _tried("the model", way, _warn_of_mixing, model, x)
     model.train()
-    output = _tried("the model", way, _output_of, model, x)
+    output = logits_of(_tried("the model", way, _output_of, model, x))
     _check_label_kind(loss_fn, output, y)
     _check_labels(data, loss_fn, output)
 
 
 def _one_number(output):
     "Whether each row has one output: a regression, or a yes or no."
+    output = logits_of(output)
     return isinstance(output, torch.Tensor) and output.numel() == len(output)
 
 

@@ -29,6 +29,7 @@ from .checkpoints import (
     load_checked, save_atomic, writable_file, write_weights)
 from .checks import (
     KNOWN_ENGINES, check_clip, check_model, check_parts, check_plan, check_run, in_units, name_of)
+from .formats import load_plain_state, plain_state, uncompiled
 from .ledger import (
     STEPS, Entry, Ledger, check_release, flat_source, name_apart)
 from .metrics import accuracy
@@ -79,6 +80,7 @@ class Trainer:
         check_parts(callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
                     augment=augment)
         check_model(model)
+        model = uncompiled(model)
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
         self.engine, self.micro_batch = _in_precision(engine, precision, model), micro_batch
@@ -444,7 +446,7 @@ class Trainer:
             "kind": _CHECKPOINT,
             "config": self._config(),
             "data": self._fingerprint(),
-            "model": self.model.state_dict(),
+            "model": plain_state(self.model.state_dict()),
             "clip": self._clip_state(),
             "parts": [f.state_dict() for f in self._parts],
             "seed": [self._secret.start, self._secret.secret, list(self._secret.turns)],
@@ -465,6 +467,7 @@ class Trainer:
         # FileNotFoundError; ValueError: no checkpoint, or one of another plan or of other data
         state = load_checked(path, _CHECKPOINT)
         there, here = state["config"], self._config()
+        there["model"] = plain_state(there.get("model", {}))
         differ = [f"{k}: {there.get(k)} there, {here.get(k)} here" for k in {**here, **there}
                   if there.get(k) != here.get(k)]
         if differ:
@@ -474,7 +477,7 @@ class Trainer:
                              "not those that it began with; go on with them, or start a new run")
         _check_saved(state, path, self.clip, self.plan, len(self.params), self._parts)
         self._ledger.join(path, state["book"])
-        self.model.load_state_dict(state["model"])
+        load_plain_state(self.model, state["model"])
         for part, saved in zip(self._parts, state["parts"]):
             part.load_state_dict(saved)
         vars(self.clip).update(state["clip"])
@@ -488,7 +491,8 @@ class Trainer:
     def _config(self):
         "What a checkpoint must share with the trainer that loads it."
         names = ("n", "batch_size", "steps", "eps", "delta", "q", "sigma")
-        shapes = {name: list(v.shape) for name, v in self.model.state_dict().items()}
+        state = plain_state(self.model.state_dict())
+        shapes = {name: list(v.shape) for name, v in state.items()}
         return {**{f"plan.{name}": getattr(self.plan, name) for name in names},
                 **self._owners(),
                 "plan.accountant": self.plan.accountant.__name__,
@@ -515,15 +519,15 @@ class Trainer:
 
     def release(
         self,
-        path,  # file
+        path,  # file; one that ends in .safetensors can be read by other libraries
     ):
         "Write what may leave the house: the statement, and the weights (or a callback's average)."
         # ValueError, FileNotFoundError: it cannot be a file. OSError: a full or read-only disk
         self._check_weights()
         weights = self._weights.to_release()
         for callback in self.callbacks:
-            weights |= getattr(callback, "weights", {})
-        kept = self.model.state_dict()
+            weights |= plain_state(getattr(callback, "weights", {}))
+        kept = plain_state(self.model.state_dict())
         write_weights(path, {name: weights[name] for name in kept if name in weights},
                        self.statement())
 
