@@ -71,11 +71,11 @@ def _door(
 
 # `__init__.pyi` says the same to type checkers; `make export` writes it
 __getattr__, __dir__, __all__ = _door(__name__, {
-    "privacy": "PrivacyPlan Search epsilon noise_multiplier",
+    "privacy": "Budget PrivacyPlan Search epsilon noise_multiplier",
     "data": "Examples load",
     "gradients": """FlatClip AdaptiveClip LayerClip fast_grad_sum loop_grad_sum vmap_grad_sum
         hook_grad_sum ghost_grad_sum bookkeeping_grad_sum""",
-    "training": """Trainer ProcessTrainer join EMA Schedule Plateau NoisyAccuracy DPAdam accuracy
+    "training": """Trainer ProcessTrainer join EMA Log Schedule Plateau NoisyAccuracy DPAdam accuracy
         binary_accuracy squared_error save_release load_release fix""",
     "audit": """replay_sensitivity noise_audit one_run_audit sampler_audit replay_release
         MUTANTS""",

@@ -20,6 +20,7 @@ from .checkpoints import save_atomic as save_atomic
 from .checkpoints import save_release as save_release
 from .checkpoints import writable_file as writable_file
 from .checkpoints import write_all as write_all
+from .checkpoints import write_text as write_text
 from .checkpoints import write_weights as write_weights
 from .checks import KNOWN_ENGINES as KNOWN_ENGINES
 from .checks import check_clip as check_clip
@@ -50,6 +51,7 @@ from .ledger import STEPS as STEPS
 from .ledger import check_release as check_release
 from .ledger import flat_source as flat_source
 from .ledger import name_apart as name_apart
+from .log import Log as Log
 from .metrics import accuracy as accuracy
 from .metrics import binary_accuracy as binary_accuracy
 from .metrics import squared_error as squared_error
@@ -88,6 +90,8 @@ from .records import start_line as start_line
 from .records import stated as stated
 from .records import sweep as sweep
 from .records import validation_note as validation_note
+from .report import Report as Report
+from .report import report_of as report_of
 from .scaling import gradient_noise as gradient_noise
 from .scaling import matched_lr as matched_lr
 from .scaling import nonprivate_signal_noise as nonprivate_signal_noise

@@ -372,6 +372,9 @@ class NoisyAccuracy:
     ):                        # at the plan's delta
         "Give the eps of training and all measurements together."
         refuse_units(plan, "this accuracy")
+        if getattr(plan, "earlier", ()):
+            raise ValueError("the plan comes after another phase, whose looks may be at these "
+                             "examples, too: trainer.epsilon() counts all of them")
         train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
         # disjoint: for a person in one part, the other part is a function of noised answers
         if disjoint:

@@ -35,6 +35,7 @@ from .ledger import (
 from .metrics import accuracy
 from .micro_batches import BatchReader, fingerprint
 from .optimizers import made_optimizer
+from .report import report_of
 from .weights import Weights
 
 # %% ../../nbs/workshop/training/trainer.ipynb #9ed539b1
@@ -370,9 +371,10 @@ class Trainer:
         "The guarantee in words, and what has been spent."
         plan = self.plan.statement() if hasattr(self.plan, "statement") else "No PrivacyPlan."
         plan += in_units(self.plan, self.data)
+        told = {STEPS, *(what for what, *_ in getattr(self.plan, "earlier", ()))}
         others = [f", {n} x {what} (multiplier {sigma:g})"
                   for what, posts in self.budget.posts.items()
-                  if what != STEPS for _, sigma, n in posts]
+                  if what not in told for _, sigma, n in posts]
         copies = ""
         if self.plan.sigma and self._ledger.saved:
             copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
@@ -391,6 +393,10 @@ class Trainer:
             noise = "The"
         return (f"{plan} {spent}{exact*self.held_out}{copies} {noise} "
                 f"weights leave in {self._widths()}. Seed: {self.seed_policy}.{word}")
+
+    def report(self):  # `Report`: a dict, with json(), card() and save(path)
+        "The statement as data, for programs or as a model card."
+        return report_of(self)
 
     def _widths(self):
         "In what precision the weights leave."
@@ -495,6 +501,7 @@ class Trainer:
         shapes = {name: list(v.shape) for name, v in state.items()}
         return {**{f"plan.{name}": getattr(self.plan, name) for name in names},
                 **self._owners(),
+                **self._phases(),
                 "plan.accountant": self.plan.accountant.__name__,
                 "clip": type(self.clip).__name__,
                 "parts": [type(f).__name__ for f in self._parts],
@@ -511,6 +518,11 @@ class Trainer:
             return {}
         digest = hashlib.sha256(self.data.groups.numpy().tobytes()).hexdigest()[:12]
         return {"plan.unit": self.plan.unit, "groups": digest}
+
+    def _phases(self):
+        "What a checkpoint says about earlier phases."
+        looks = getattr(self.plan, "earlier", ())
+        return {"plan.earlier": list(map(list, looks))} if looks else {}
 
     def _clip_state(self):
         "Numbers and tensors of the clip."
