@@ -16,4 +16,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         Examples as_examples""",
     "scans": """
         boundary_error by_person dice majority_guess narrow overlap pixel_loss row_guess""",
+    "tables": """
+        Labelled is_table labelled readable""",
 })

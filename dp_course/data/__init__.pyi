@@ -34,3 +34,7 @@ from .scans import narrow as narrow
 from .scans import overlap as overlap
 from .scans import pixel_loss as pixel_loss
 from .scans import row_guess as row_guess
+from .tables import Labelled as Labelled
+from .tables import is_table as is_table
+from .tables import labelled as labelled
+from .tables import readable as readable

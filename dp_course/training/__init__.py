@@ -19,6 +19,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "formats": """
         from_safetensors has_compiled_parts load_plain_state plain_name plain_state
         to_safetensors uncompiled""",
+    "hints": """
+        warn_of_rows""",
     "ledger": """
         Entry Ledger STEPS check_release flat_source name_apart""",
     "log": """

@@ -45,6 +45,7 @@ from .formats import plain_name as plain_name
 from .formats import plain_state as plain_state
 from .formats import to_safetensors as to_safetensors
 from .formats import uncompiled as uncompiled
+from .hints import warn_of_rows as warn_of_rows
 from .ledger import Entry as Entry
 from .ledger import Ledger as Ledger
 from .ledger import STEPS as STEPS

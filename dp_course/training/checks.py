@@ -22,6 +22,7 @@ from ..gradients import (
     loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
 from ..privacy import PrivacyPlan
 from .formats import has_compiled_parts
+from .hints import warn_of_rows
 from .metrics import accuracy
 
 # %% ../../nbs/workshop/training/checks.ipynb #2547c001
@@ -230,6 +231,12 @@ def _of_classes(loss_fn, output):
     return isinstance(output, torch.Tensor) and output.dim() > 1, ignored
 
 
+def _one_number(output):
+    "Whether each row has one output: a regression, or a yes or no."
+    output = logits_of(output)
+    return isinstance(output, torch.Tensor) and output.numel() == len(output)
+
+
 def _check_label_kind(loss_fn, output, y):
     "Refuse labels of a type or shape that cross-entropy does not take."
     known, _ = _of_classes(loss_fn, output)
@@ -239,6 +246,11 @@ def _check_label_kind(loss_fn, output, y):
     whole = not y.is_floating_point() and y.dtype != torch.bool
     if probabilities or whole and y.shape[1:] == output.shape[2:]:
         return
+    if y.is_floating_point() and _one_number(output):
+        raise ValueError(f"labels are {_words(y)} beside one output per row, a regression: pass "
+                         "loss_fn=nn.MSELoss(), with labels of the outputs' shape, and "
+                         "metric=squared_error; for yes or no, nn.BCEWithLogitsLoss() and "
+                         "metric=binary_accuracy")
     places = "".join(f",{size}" for size in output.shape[2:]) or ","
     raise ValueError(f"labels are {_words(y)} beside outputs {_words(output)}: cross-entropy takes "
                      f"whole numbers of shape (n{places}): pass y.long(), without further "
@@ -404,6 +416,7 @@ def _try_rows(trainer, model, reader):  # bool: do training rows have the form o
     data, loss_fn, augment = trainer.data, trainer.loss_fn, trainer.augment
     x, y = data.made_up(2, torch.Generator().manual_seed(0))
     x = _tried("normalize", "It gets raw rows (b,...)", reader.input, x)
+    warn_of_rows(data, stacklevel=6)
     y = tree_map(lambda v: v.to(reader.like.device), y)
     tested = _form(x)
     if augment is not None:
@@ -440,12 +453,6 @@ def _try_model(model, loss_fn, data, x, y):
     output = logits_of(_tried("the model", way, _output_of, model, x))
     _check_label_kind(loss_fn, output, y)
     _check_labels(data, loss_fn, output)
-
-
-def _one_number(output):
-    "Whether each row has one output: a regression, or a yes or no."
-    output = logits_of(output)
-    return isinstance(output, torch.Tensor) and output.numel() == len(output)
 
 
 def _try_metric(trainer):
