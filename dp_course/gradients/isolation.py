@@ -265,7 +265,8 @@ class Kept:
 _HERE = Path(dp_course.__file__).resolve().parent
 _TORCH = Path(torch.__file__).resolve().parent
 _FUNCTION = "give the autograd.Function a setup_context and generate_vmap_rule = True"
-_GRADIENT = "use torch.func.grad where it calls torch.autograd.grad"
+_GRADIENT = ("use torch.func.grad where it calls torch.autograd.grad (or, with a model of "
+             "transformers, gradient_checkpointing_disable(), and micro_batch= to save memory)")
 _FUSED = "put opacus.layers.DPLSTM (DPGRU, DPRNN) there"
 _NEW = "compute a new tensor instead of writing into one that all examples share"
 _WHERE = "use torch.where for an if that looks at numbers"
