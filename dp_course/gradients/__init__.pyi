@@ -44,6 +44,7 @@ from .kernels import attention as attention
 from .kernels import bag_of_embeddings as bag_of_embeddings
 from .kernels import embedding as embedding
 from .kernels import refuse_shared_table as refuse_shared_table
+from .kernels import weight_norm as weight_norm
 from .layers import ConvWeight as ConvWeight
 from .layers import Convolution as Convolution
 from .layers import FoldedGroupNorm as FoldedGroupNorm

@@ -18,8 +18,8 @@ from ..basics import check_kind
 from ..data import (
     call_model, count, flatten_views, leaves, logits_of, losses_of, take, tree_map)
 from ..gradients import (
-    FlatClip, bookkeeping_grad_sum, fast_grad_sum, forgetting, ghost_grad_sum, hook_grad_sum,
-    loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
+    FlatClip, bookkeeping_grad_sum, eager, fast_grad_sum, forgetting, ghost_grad_sum,
+    hook_grad_sum, loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
 from ..privacy import PrivacyPlan
 from .formats import has_compiled_parts
 from .hints import warn_of_rows
@@ -215,7 +215,7 @@ def _tried(who, advice, f, *args):
             raise
         shown = [a for a in args if any(map(torch.is_tensor, leaves(a)))]
         given = " and ".join(map(_words, shown))
-        first = (str(error).strip().splitlines() or [""])[0][:200]
+        first = (str(error).strip().splitlines() or [""])[0][:330]
         raise ValueError(f"{who} fails on made-up rows {given}: {type(error).__name__}: {first}. "
                          f"{advice}") from error
 
@@ -288,6 +288,18 @@ def _same(v, w):
     return torch.equal(v, w) if torch.is_tensor(v) else v == w
 
 
+def _refuse_change(name):
+    # ValueError
+    if "parametrizations" in name:
+        raise ValueError(f"{name} of the model changes when the model is called, as spectral_norm "
+                         "does, and no call may leave anything behind: take it off with "
+                         "nn.utils.parametrize.remove_parametrizations(layer, 'weight'), or pass "
+                         "weight_norm, which keeps nothing")
+    raise ValueError(f"{name} of the model changes when the model is called: it would count "
+                     "micro-batches or keep statistics of private rows. Keep nothing in "
+                     "forward; an average of weights is a callback, EMA()")
+
+
 def _output_of(model, x):
     "What the model says of two rows; refuse one that changes by being called."
     # A counter would count micro-batches, and a running mean would hold un-noised numbers
@@ -300,9 +312,7 @@ def _output_of(model, x):
     for name, v in model.named_buffers():
         v.copy_(buffers[name])
     for name in [name for name, v in first.items() if not _same(v, second.get(name))]:
-        raise ValueError(f"{name} of the model changes when the model is called: it would count "
-                         "micro-batches or keep statistics of private rows. Keep nothing in "
-                         "forward; an average of weights is a callback, EMA()")
+        _refuse_change(name)
     return output
 
 
@@ -387,13 +397,13 @@ def _check_engine(engine, model, loss_fn, x, y):
 
 def check_run(
     trainer,  # `Trainer` whose parts are there
-):
+):            # bool: do training rows have the form of test rows?
     "Try all parts together on two made-up rows, before anything is drawn."
     # ValueError: what fails, in the words of whoever passed it
     model, reader = trainer.model, trainer._reader()
     modes = {m: m.training for m in model.modules()}
     devices = [reader.like.device] if reader.like.is_cuda else []
-    with torch.random.fork_rng(devices):
+    with eager(model), torch.random.fork_rng(devices):
         torch.manual_seed(0)
         try:
             as_tested = _try_rows(trainer, model, reader)
@@ -404,6 +414,7 @@ def check_run(
             for m, training in modes.items():
                 m.training = training
     trainer._check_weights()
+    return as_tested
 
 
 def _form(tree):
@@ -447,7 +458,8 @@ def _first_views(x, y):
 def _try_model(model, loss_fn, data, x, y):
     x, y = _first_views(x, y)
     model.eval()
-    way = "It gets rows (b,...) as normalize and augment make them"
+    way = ("It gets rows (b,...) as normalize and augment make them, and in training one example "
+           "alone: it cannot look up other rows, such as neighbours in a graph, by their numbers")
     _tried("the model", way, _warn_of_mixing, model, x)
     model.train()
     output = logits_of(_tried("the model", way, _output_of, model, x))

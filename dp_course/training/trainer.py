@@ -96,7 +96,7 @@ class Trainer:
         self._ledger = Ledger(plan)
         self.optimizer = made_optimizer(optimizer, model)
         self._weights = Weights(model)
-        check_run(self)
+        self._as_tested = check_run(self)
 
     # --- what stays as it is
 
@@ -427,8 +427,13 @@ class Trainer:
         chunk:int=2048,  # test examples at a time
     ):                   # float: for `accuracy` between 0 and 1
         "Measure the mean of `metric` on the public test part."
-        # ValueError: there is no test part; from the metric, if it does not fit the outputs
+        # ValueError: there is no test part, or one of another form than training rows have; from
+        # the metric, if it does not fit the outputs
         check_count(1, 10**12, chunk=chunk)
+        if not self._as_tested:
+            raise ValueError("augment gives the input a form that test rows do not have: make "
+                             "pairs (x, y) of that form from public rows, and score what "
+                             "trainer.outputs(pairs) gives")
         pairs = self.outputs(self.data.test_rows(chunk))
         scores = [self._scores(output, y) for output, y in pairs]
         return torch.cat(scores).double().mean().item()
