@@ -3,8 +3,15 @@ import pytest
 import torch
 
 from dp_course import (
-    Examples, FlatClip, PrivacyPlan, Trainer, fast_grad_sum, ghost_grad_sum, load_release,
-    loop_grad_sum)
+    Examples,
+    FlatClip,
+    PrivacyPlan,
+    Trainer,
+    fast_grad_sum,
+    ghost_grad_sum,
+    load_release,
+    loop_grad_sum,
+)
 from dp_course.gradients import isolation
 
 transformers = pytest.importorskip("transformers")

@@ -6,13 +6,22 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from toys import linear, toy
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
+from toys import linear, toy
 
 from dp_course import (
-    EMA, AdaptiveClip, Examples, LayerClip, Log, PrivacyPlan, Trainer, fix, load_release,
-    loop_grad_sum)
+    EMA,
+    AdaptiveClip,
+    Examples,
+    LayerClip,
+    Log,
+    PrivacyPlan,
+    Trainer,
+    fix,
+    load_release,
+    loop_grad_sum,
+)
 from dp_course.training import load_checked, save_atomic
 
 N = 40
