@@ -196,6 +196,8 @@ class PrivacyPlan:
                 accountant=self.accountant, releases=self.releases, earlier=self.earlier))
         else:
             self._check_sigma()
+        if after is not None:
+            after.close()
 
     def _check_sigma(self):
         spent = self.epsilon_after(self.steps)

@@ -398,7 +398,7 @@ def looks_before(
     unit:str,    # of privacy that the next plan protects
     accountant,  # class that will compose all
 ):               # tuple of (what, q, sigma, steps)
-    "Close a budget, and list what was spent, for the plan of the next phase."
+    "List what was spent, for the plan of the next phase."
     # ValueError: no budget, another unit, or noise that falls from step to step
     if not isinstance(budget, Budget):
         raise ValueError(f"after={budget!r:.60} is no budget: pass that of the phase before, "
@@ -409,7 +409,7 @@ def looks_before(
     if hasattr(budget.accountant, "ratios") or hasattr(accountant, "ratios"):
         raise ValueError("phases with falling noise cannot be added up: use an accountant without "
                          "falling_noise in all of them, such as PLDAccountant")
-    looks = [(what, *post) for what, posts in budget.close().posts.items() for post in posts]
+    looks = [(what, *post) for what, posts in budget.posts.items() for post in posts]
     phase = 1 + max([_phase_of(what) for what, *_ in looks], default=0)
     return tuple((what if _phase_of(what) else f"{what} (phase {phase})", *post)
                  for what, *post in looks)

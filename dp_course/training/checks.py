@@ -345,9 +345,9 @@ def _warn_of_idle(model, loss_fn, x, y):
     idle = [name for name, g in zip(params, found) if g is None]
     if idle:
         named = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
-        warnings.warn(f"noise is all that {named} will get, because the loss of a made-up example "
-                      "does not depend on it: freeze it with requires_grad_(False), or use it in "
-                      "the loss", stacklevel=6)
+        warnings.warn(f"these parameters will get noise only: {named}. The loss of a made-up "
+                      "example does not depend on them: freeze them with requires_grad_(False), "
+                      "or use them in the loss", stacklevel=6)
 
 
 def _warn_of_blends(augment, x, y, like):
@@ -427,7 +427,7 @@ def _try_rows(trainer, model, reader):  # bool: do training rows have the form o
     data, loss_fn, augment = trainer.data, trainer.loss_fn, trainer.augment
     x, y = data.made_up(2, torch.Generator().manual_seed(0))
     x = _tried("normalize", "It gets raw rows (b,...)", reader.input, x)
-    warn_of_rows(data, stacklevel=6)
+    _tried("normalize", "It gets raw rows (b,...)", warn_of_rows, data, reader.input)
     y = tree_map(lambda v: v.to(reader.like.device), y)
     tested = _form(x)
     if augment is not None:

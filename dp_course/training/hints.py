@@ -38,8 +38,8 @@ def _ratio(columns):  # (b,c)
 
 
 def warn_of_rows(
-    data,            # `Examples`
-    stacklevel=2,    # of the line that the warnings name
+    data,       # `Examples`
+    normalize,  # raw x -> what the network gets, on its device
 ):
     "Count the rows with gaps among some, and name columns of unequal size."
     x, y = _some_rows(data)
@@ -49,10 +49,10 @@ def warn_of_rows(
                       "infinity (a nonprivate number). Where their gradient is none, it counts as "
                       "zero, and they are paid for all the same: fill the gaps with a fixed "
                       "number, as with normalize=torch.nan_to_num, or leave such rows out before "
-                      "you count n", stacklevel=stacklevel)
-    for v in leaves(data.normalize(x)):
+                      "you count n", stacklevel=6)
+    for v in leaves(normalize(x)):
         if v.dim() == 2 and v.is_floating_point() and _ratio(v) > _RATIO:
             warnings.warn(f"columns of x differ {_ratio(v):.0e} times in size (a nonprivate "
                           "number): the small ones will drown in the noise. Divide each by a "
                           "public range in normalize=, or by one that is bought with noise; never "
-                          "by one that is computed from these data", stacklevel=stacklevel)
+                          "by one that is computed from these data", stacklevel=6)
