@@ -332,6 +332,32 @@ def _warn_of_mixing(model, x):
             return
 
 
+def _losses_of_rows(model, loss_fn, x, y):
+    "What a loss says of a batch, where it gives one number per row; else None."
+    try:
+        losses = losses_of(loss_fn, call_model(model, tree_map(torch.clone, x)), y, count(y))
+    except Exception:  # it may be made for one example alone
+        return None
+    return losses.detach()
+
+
+def _warn_of_mixed_losses(model, loss_fn, x, y):
+    "Say that an example's loss depends on the others in its batch, as in contrastive learning."
+    with torch.no_grad():
+        together, again = (_losses_of_rows(model, loss_fn, x, y) for _ in range(2))
+        if together is None or not torch.equal(together, again):  # it draws random numbers
+            return
+        rows = [take((x, y), slice(i, i + 1)) for i in range(count(y))]
+        alone = [_losses_of_rows(model, loss_fn, *row) for row in rows]
+    if any(v is None for v in alone):
+        return
+    if not torch.allclose(together, torch.cat(alone), 1e-2, 1e-3, equal_nan=True):
+        warnings.warn("the loss of an example depends on the others in its batch, as in "
+                      "contrastive learning. Training computes it for one example alone, where "
+                      "little may be left of it: put what is compared into one example, as its "
+                      "parts or views", stacklevel=6)
+
+
 def _warn_of_idle(model, loss_fn, x, y):
     "Name the parameters that the loss of an example does not depend on: they learn noise."
     x, y = take((x, y), slice(1))
@@ -461,6 +487,7 @@ def _try_model(model, loss_fn, data, x, y):
     way = ("It gets rows (b,...) as normalize and augment make them, and in training one example "
            "alone: it cannot look up other rows, such as neighbours in a graph, by their numbers")
     _tried("the model", way, _warn_of_mixing, model, x)
+    _tried("the loss", "It gets (output, y)", _warn_of_mixed_losses, model, loss_fn, x, y)
     model.train()
     output = logits_of(_tried("the model", way, _output_of, model, x))
     _check_label_kind(loss_fn, output, y)

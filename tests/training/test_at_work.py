@@ -101,6 +101,22 @@ def test_zero_gradients_are_no_reason_to_name_a_parameter(recwarn):
     assert not [w for w in recwarn if "will get noise only" in str(w.message)]
 
 
+def contrastive(output, y):
+    z = nn.functional.normalize(output, dim=1)
+    return nn.functional.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="none")
+
+
+def random_loss(output, y):
+    return (output - torch.randn_like(output)).square().mean(1)
+
+
+@pytest.mark.parametrize("loss, mixes", [(contrastive, 1), (random_loss, 0), (None, 0)])
+def test_a_loss_that_compares_examples_is_named(recwarn, loss, mixes):
+    run(linear(torch.float32), **({} if loss is None else {"loss_fn": loss}))
+    said = [w for w in recwarn if "depends on the others" in str(w.message)]
+    assert len(said) == mixes
+
+
 def test_frozen_norms_keep_what_was_learnt_under_its_names():
     net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(3))
     x = torch.randn(6, 2, 5, 5)
