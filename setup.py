@@ -31,7 +31,8 @@ setup(
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={
-        "dev": cfg["dev_requirements"].split(),
+        "dev": [*cfg["dev_requirements"].split(), *cfg["hub_requirements"].split()],
+        "hub": cfg["hub_requirements"].split(),
         "teach": cfg["teach_requirements"].split(),
         "docs": cfg["docs_requirements"].split(),
     },

@@ -84,12 +84,26 @@ def mlp():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
+class Reads(nn.Module):
+    "A BERT of Hugging Face as a function of numbers: each becomes a word."
+    def __init__(self):
+        super().__init__()
+        import transformers
+        self.net = transformers.BertForSequenceClassification(transformers.BertConfig(
+            vocab_size=1000, hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
+            intermediate_size=256, max_position_embeddings=64, num_labels=10,
+            hidden_dropout_prob=0., attention_probs_dropout_prob=0.))
+
+    def forward(self, x):
+        return self.net((1000*x).long() % 1000).logits
+
+
 CASES = {  # network, shape of an example, examples, views (None: not a batch of views)
     "resnet20-128": (resnet20, IMAGE, 128, None), "resnet20-256": (resnet20, IMAGE, 256, None),
     "wrn16_4-32": (wrn16_4, IMAGE, 32, None), "cnn26k-512": (papernot_cnn, DIGIT, 512, None),
     "resnet20-16x16": (resnet20, IMAGE, 16, 16), "wrn16_4-4x16": (wrn16_4, IMAGE, 4, 16),
     "vit-32": (vit, IMAGE, 32, None), "mobilenet-32": (mobilenet, (3, 64, 64), 32, None),
-    "mlp-256": (mlp, DIGIT, 256, None)}
+    "mlp-256": (mlp, DIGIT, 256, None), "bert-32": (Reads, (64,), 32, None)}
 HALF_CASES = ["resnet20-128", "resnet20-256", "wrn16_4-32"]
 HALF = ["plain SGD", "plain bf16", "fast bf16", "fast_grad_sum"]
 # Opacus has a rule for nn.Conv2d, and takes torch.func for WSConv2d unless it is given one, too

@@ -1,5 +1,6 @@
 __version__: str
 def _document(room: str) -> None: ...
+from .privacy import Budget as Budget
 from .privacy import PrivacyPlan as PrivacyPlan
 from .privacy import Search as Search
 from .privacy import epsilon as epsilon
@@ -19,6 +20,7 @@ from .training import Trainer as Trainer
 from .training import ProcessTrainer as ProcessTrainer
 from .training import join as join
 from .training import EMA as EMA
+from .training import Log as Log
 from .training import Schedule as Schedule
 from .training import Plateau as Plateau
 from .training import NoisyAccuracy as NoisyAccuracy

@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "augmentation": """
         all_views multiplicity multiplicity_with_masks views""",
     "batches": """
-        Views arguments call_model count flatten_views leaves losses_of take tree_map""",
+        Views arguments call_model count flatten_views leaves logits_of losses_of take tree_map""",
     "datasets": """
         DataError OCT_SUBJECTS best_available load""",
     "drawings": """
@@ -16,4 +16,6 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         Examples as_examples""",
     "scans": """
         boundary_error by_person dice majority_guess narrow overlap pixel_loss row_guess""",
+    "tables": """
+        Labelled is_table labelled readable""",
 })

@@ -8,6 +8,7 @@ from .batches import call_model as call_model
 from .batches import count as count
 from .batches import flatten_views as flatten_views
 from .batches import leaves as leaves
+from .batches import logits_of as logits_of
 from .batches import losses_of as losses_of
 from .batches import take as take
 from .batches import tree_map as tree_map
@@ -33,3 +34,7 @@ from .scans import narrow as narrow
 from .scans import overlap as overlap
 from .scans import pixel_loss as pixel_loss
 from .scans import row_guess as row_guess
+from .tables import Labelled as Labelled
+from .tables import is_table as is_table
+from .tables import labelled as labelled
+from .tables import readable as readable

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from ..basics import check_kind
 from .batches import count, leaves, tree_map
+from .tables import labelled, readable
 
 # %% ../../nbs/workshop/data/examples.ipynb #5a173e8b
 def _to_tensor(array):
@@ -52,6 +53,13 @@ def _read_leaf(leaf, idx):
     return _to_tensor(leaf[idx.cpu().numpy()])
 
 # %% ../../nbs/workshop/data/examples.ipynb #607b5ed4
+def _no_pair(item):
+    if isinstance(item, dict):
+        return (f"an item of the Dataset is a dict of {', '.join(map(str, item))}: say which holds "
+                "the labels, as in Examples(dataset, y='label')")
+    return f"an item of the Dataset is a {type(item).__name__}: it must be a pair (x, y)"
+
+
 def _read_items(dataset, idx):
     "The items `idx` of a data set, stacked to (x, y)."
     asked = idx.tolist() or [0]
@@ -60,13 +68,13 @@ def _read_items(dataset, idx):
     else:
         items = [dataset[i] for i in asked]
     if not (isinstance(items[0], (tuple, list)) and len(items[0]) == 2):
-        kind = type(items[0]).__name__
-        raise ValueError(f"an item of the Dataset is a {kind}: it must be a pair (x, y)")
+        raise ValueError(_no_pair(items[0]))
     try:
         x, y = default_collate(items)
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"the items of the Dataset don't stack to a batch ({error}): let its "
-                         "transform return tensors, of one shape") from error
+                         "transform return tensors, of one shape, such as Compose([Resize((32, "
+                         "32)), ToTensor()])") from error
     for leaf in leaves((x, y)):
         if not isinstance(leaf, torch.Tensor):
             raise ValueError(f"an item of the Dataset holds a {type(leaf).__name__}: let its "
@@ -108,6 +116,9 @@ def _refuse_kind(name, x):
         return
     for leaf in leaves(x):
         if not (isinstance(leaf, torch.Tensor) or _is_array(leaf)):
+            if _is_items(leaf) and isinstance(x, dict):
+                raise ValueError(f"{name} is a dict of Datasets, {', '.join(map(str, x))}: pass "
+                                 f"one of them, as in Examples(data[{next(iter(x))!r}], y='label')")
             raise ValueError(f"{name} holds a {type(leaf).__name__}: pass tensors or arrays with "
                              "one row per example, dicts or tuples of them, or a Dataset")
         if not leaf.shape:
@@ -338,12 +349,19 @@ def _check_options(**functions):
             raise ValueError(f"{name}={f!r:.80} is no function: help(Examples) says what it gets")
 
 # %% ../../nbs/workshop/data/examples.ipynb #9bbf8010
+def _as_arrays(x, y, names):
+    "Tables and lists as arrays; `y` may name the column of `x` that holds the labels."
+    if isinstance(y, str):
+        x, y = labelled(names[0], x, y)
+    return readable(names[0], x), None if y is None else readable(names[1], y)
+
+
 class Examples:
     "A data set that is read by rows, and what turns raw rows into the input of a network."
     def __init__(
         self,
-        x,                # training rows (n,...): tensor, array, dict or tuple of them; a Dataset
-        y=None,           # their labels (n,...); none with a Dataset, whose items are (x, y)
+        x,                # training rows (n,...): tensor, array, table, dict of them; a Dataset
+        y=None,           # their labels (n,...), or the column that holds them; none with a Dataset
         test_x=None,      # rows to evaluate on, as `x`
         test_y=None,      # their labels
         *,
@@ -357,6 +375,8 @@ class Examples:
         held_out=False,   # are the test rows private ones, too? `split` says so
     ):
         # ValueError: no rows, no labels, lengths that disagree, a DataLoader; in the caller's words
+        x, y = _as_arrays(x, y, ("x", "y"))
+        test_x, test_y = _as_arrays(test_x, test_y, ("test_x", "test_y"))
         _check_part(x, y, ("x", "y"))
         if test_x is not None or test_y is not None:
             _check_part(test_x, test_y, ("test_x", "test_y"))

@@ -15,11 +15,13 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         explained forgetting is_batched logical outside physical refusing_batched replaced
         row_by_row tensors_of""",
     "kernels": """
-        COMPOSED KERNELS attention bag_of_embeddings embedding refuse_shared_table""",
+        COMPOSED KERNELS attention bag_of_embeddings embedding refuse_shared_table weight_norm""",
     "layers": """
         ConvWeight Convolution FoldedGroupNorm GhostNorm KeptGradients LinearWeight OuterProduct
         RULES StandardizedWeight Tap TransposedConvolution as_made at_least_float32
         convolution_rule folded gram_norms no_longer product_weight unfolded weighted_rows""",
+    "libraries": """
+        unreadable""",
     "precision": """
         PRECISIONS bf16_engine bf16_product_ratio fixed_shape gains_from_bfloat16 has_bfloat16
         settled_precision""",

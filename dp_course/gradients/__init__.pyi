@@ -44,6 +44,7 @@ from .kernels import attention as attention
 from .kernels import bag_of_embeddings as bag_of_embeddings
 from .kernels import embedding as embedding
 from .kernels import refuse_shared_table as refuse_shared_table
+from .kernels import weight_norm as weight_norm
 from .layers import ConvWeight as ConvWeight
 from .layers import Convolution as Convolution
 from .layers import FoldedGroupNorm as FoldedGroupNorm
@@ -64,6 +65,7 @@ from .layers import no_longer as no_longer
 from .layers import product_weight as product_weight
 from .layers import unfolded as unfolded
 from .layers import weighted_rows as weighted_rows
+from .libraries import unreadable as unreadable
 from .precision import PRECISIONS as PRECISIONS
 from .precision import bf16_engine as bf16_engine
 from .precision import bf16_product_ratio as bf16_product_ratio

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dp_course
 from ..data import Views, count, leaves, take, tree_map
+from .libraries import unreadable
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #cf655b2b
 def _attributes(thing):
@@ -90,6 +91,11 @@ def replaced(f, tree):
 # %% ../../nbs/workshop/gradients/isolation.ipynb #9a923581
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.grad_fn.__get__,
           torch.Tensor.register_post_accumulate_grad_hook}
+_PACKED = (  # the rows of several examples, of as many lengths, in one tensor
+    "a packed sequence puts the words of several examples into one tensor, and the model gets one "
+    "example: leave pack_padded_sequence out and read the padded rows at their lengths, as in "
+    "output[rows, lengths - 1], with opacus.layers.DPLSTM (DPGRU, DPRNN) in the place of nn.LSTM; "
+    "or pass engine=loop_grad_sum, which runs nn.LSTM and packed sequences as they are, slowly")
 _T = torch.Tensor
 _TEXTS = {_T.__repr__, _T.__format__}  # would show the numbers of all examples
 _ABOUT = {  # what a tensor says of itself without its numbers
@@ -129,6 +135,8 @@ class Isolation(TorchFunctionMode):
                              "can be returned by forward")
         if func in _TEXTS and is_batched(args[0]):
             return f"<a tensor {tuple(args[0].shape)} of one example>"
+        if func is torch._pack_padded_sequence and any(map(is_batched, tensors_of(args))):
+            raise VmapStops(_PACKED)
         result = NotImplemented
         if self.by_rule is not None:
             result = self.by_rule(func, args, kwargs)
@@ -257,7 +265,8 @@ class Kept:
 _HERE = Path(dp_course.__file__).resolve().parent
 _TORCH = Path(torch.__file__).resolve().parent
 _FUNCTION = "give the autograd.Function a setup_context and generate_vmap_rule = True"
-_GRADIENT = "use torch.func.grad where it calls torch.autograd.grad"
+_GRADIENT = ("use torch.func.grad where it calls torch.autograd.grad (or, with a model of "
+             "transformers, gradient_checkpointing_disable(), and micro_batch= to save memory)")
 _FUSED = "put opacus.layers.DPLSTM (DPGRU, DPRNN) there"
 _NEW = "compute a new tensor instead of writing into one that all examples share"
 _WHERE = "use torch.where for an if that looks at numbers"
@@ -369,7 +378,7 @@ def examples_apart(
             return f(*parts)
 
     hooks = disable_saved_tensors_hooks("vmap runs no saved tensors hooks")
-    with explained(who), forgetting(*things), hooks:
+    with explained(who), forgetting(*things), hooks, unreadable():
         result = vmap(one, randomness="different")(*trees)
     kept.refuse()
     return result

@@ -6,9 +6,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "accounting": """
         PrivacyPlan RDPAccountant epsilon noise_multiplier rdp_gaussian rdp_to_epsilon""",
     "budget": """
-        Budget check_accountant check_budget check_chance check_plan_numbers check_rest
-        check_unit composed counted falling_root history_of in_digits multipliers plain_numbers
-        plan_in_words round_up steps_of""",
+        Budget CLOSED check_accountant check_budget check_chance check_plan_numbers check_rest
+        check_unit composed counted falling_root history_of in_digits in_list looks_before
+        multipliers plain_numbers plan_in_words read_looks round_up steps_of""",
     "definition": """
         gaussian_mechanism gaussian_tpr hockey_stick laplace_mechanism max_tpr
         randomized_response randomized_response_mean""",

@@ -5,6 +5,7 @@ from .accounting import noise_multiplier as noise_multiplier
 from .accounting import rdp_gaussian as rdp_gaussian
 from .accounting import rdp_to_epsilon as rdp_to_epsilon
 from .budget import Budget as Budget
+from .budget import CLOSED as CLOSED
 from .budget import check_accountant as check_accountant
 from .budget import check_budget as check_budget
 from .budget import check_chance as check_chance
@@ -16,9 +17,12 @@ from .budget import counted as counted
 from .budget import falling_root as falling_root
 from .budget import history_of as history_of
 from .budget import in_digits as in_digits
+from .budget import in_list as in_list
+from .budget import looks_before as looks_before
 from .budget import multipliers as multipliers
 from .budget import plain_numbers as plain_numbers
 from .budget import plan_in_words as plan_in_words
+from .budget import read_looks as read_looks
 from .budget import round_up as round_up
 from .budget import steps_of as steps_of
 from .definition import gaussian_mechanism as gaussian_mechanism

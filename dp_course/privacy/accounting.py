@@ -101,7 +101,7 @@ def epsilon(
 # %% ../../nbs/04_cost.ipynb #f6ae7b1f
 from dp_course.privacy.budget import (
     history_of, check_budget, check_chance, check_rest, composed, falling_root, multipliers,
-    round_up)
+    read_looks, round_up)
 
 
 def noise_multiplier(
@@ -112,6 +112,7 @@ def noise_multiplier(
     steps:int,
     accountant=PLDAccountant,  # or `RDPAccountant`
     releases=(),               # noise multipliers of other Gaussian releases that eps pays for
+    earlier=(),                # looks of earlier phases, as a plan's `earlier` lists them
 ):                             # float, less than 0.1 % too large; 0 if no data are used
     "Find the noise multiplier with which the steps spend at most `eps`, rounded up."
     # Neighbours: one example added or removed. ValueError: a number out of range, no accountant,
@@ -120,6 +121,7 @@ def noise_multiplier(
     require(delta=delta, q=q, steps=steps)
     check_accountant(accountant)
     others = [(1, sigma, 1) for sigma in multipliers(releases)]
+    others += [look for _, *look in read_looks(earlier)]
     check_rest(composed(history_of(*others), delta, accountant), eps)
     if q == 0 or steps == 0:
         return 0.
@@ -160,7 +162,7 @@ def _log_sigma(low, high, spent, eps):
 from dataclasses import InitVar, dataclass
 
 from .budget import (
-    Budget, check_plan_numbers, plain_numbers, plan_in_words, steps_of)
+    Budget, check_plan_numbers, looks_before, plain_numbers, plan_in_words, steps_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,18 +179,25 @@ class PrivacyPlan:
     sigma:float=None               # noise multiplier; None: what eps asks for. More spends less
     releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
     unit:str="example"             # whose data count as one: then n and batch_size count these
+    earlier:tuple=()               # what `after` finds: looks (what, q, sigma, steps)
     epochs:InitVar[float]=None     # instead of steps: epochs*n/batch_size of them
+    after:InitVar[Budget]=None     # of the phase before: eps is for both, and that one is over
 
-    def __post_init__(self, epochs):
+    def __post_init__(self, epochs, after):
         self._set(steps=steps_of(self, epochs))
         check_plan_numbers(self)
-        self._set(**plain_numbers(self), releases=multipliers(self.releases))
+        if after is not None:
+            self._set(earlier=looks_before(after, self.unit, self.accountant))
+        self._set(**plain_numbers(self), releases=multipliers(self.releases),
+                  earlier=read_looks(self.earlier))
         if self.sigma is None:
             self._set(sigma=noise_multiplier(
                 eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
-                accountant=self.accountant, releases=self.releases))
+                accountant=self.accountant, releases=self.releases, earlier=self.earlier))
         else:
             self._check_sigma()
+        if after is not None:
+            after.close()
 
     def _check_sigma(self):
         spent = self.epsilon_after(self.steps)
@@ -211,10 +220,11 @@ class PrivacyPlan:
 
     def _history(self, t):
         others = [(1, sigma, 1) for sigma in self.releases]
+        others += [look for _, *look in self.earlier]
         return history_of((self.q, self.sigma, t), *others)
 
     def epsilon_after(self, t:int):  # float
-        "Give the eps spent by all the releases and the first `t` steps."
+        "Give the eps spent by all the releases, earlier phases and the first `t` steps."
         require(steps=t)
         return composed(self._history(t), self.delta, self.accountant)
 
@@ -227,4 +237,4 @@ class PrivacyPlan:
         budget = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
                           planned=self._history(self.steps))
         budget.unit = self.unit
-        return budget
+        return budget.load_state_dict({"posts": self.earlier})

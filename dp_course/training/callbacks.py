@@ -16,6 +16,7 @@ from torch import nn
 
 from ..basics import check_count, check_kind, check_number
 from .checks import refuse_units
+from .formats import plain_name, plain_state, uncompiled
 from .ledger import STEPS
 from .trainer import Trainer
 
@@ -35,6 +36,7 @@ class _Average:
         # tied: under every name, as in a release
         for name, p in model.named_parameters(remove_duplicate=False):
             if p.requires_grad:
+                name = plain_name(name)
                 self.weights[name] = self._mixed(name, p.detach())
         self.count += 1
 
@@ -56,7 +58,8 @@ class _Average:
 
     def load_state_dict(self, state):
         "Go on with a saved average."
-        self.count, self.weights, self._model = state["count"], dict(state["weights"]), None
+        self.count, self._model = state["count"], None
+        self.weights = plain_state(state["weights"])
 
 
 class EMA(_Average):
@@ -183,6 +186,7 @@ class HeadFirst:
         if not isinstance(model, nn.Module) or not list(model.children()):
             raise ValueError(f"{model=!r:.80} has no last layer: pass an nn.Module of several")
         check_count(0, 10**15, steps=steps)
+        model = uncompiled(model)
         last = list(model.children())[-1]
         head = {id(p) for p in last.parameters()}
         named = dict(model.named_parameters())
@@ -368,6 +372,9 @@ class NoisyAccuracy:
     ):                        # at the plan's delta
         "Give the eps of training and all measurements together."
         refuse_units(plan, "this accuracy")
+        if getattr(plan, "earlier", ()):
+            raise ValueError("the plan comes after another phase, whose looks may be at these "
+                             "examples, too: trainer.epsilon() counts all of them")
         train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
         # disjoint: for a person in one part, the other part is a function of noised answers
         if disjoint:

@@ -15,11 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..basics import check_kind
-from ..data import call_model, count, flatten_views, leaves, take, tree_map
+from ..data import (
+    call_model, count, flatten_views, leaves, logits_of, losses_of, take, tree_map)
 from ..gradients import (
-    FlatClip, bookkeeping_grad_sum, fast_grad_sum, forgetting, ghost_grad_sum, hook_grad_sum,
-    loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
+    FlatClip, bookkeeping_grad_sum, eager, fast_grad_sum, forgetting, ghost_grad_sum,
+    hook_grad_sum, loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
 from ..privacy import PrivacyPlan
+from .formats import has_compiled_parts
+from .hints import warn_of_rows
 from .metrics import accuracy
 
 # %% ../../nbs/workshop/training/checks.ipynb #2547c001
@@ -39,6 +42,7 @@ def check_model(
         if p._backward_hooks or p._post_accumulate_grad_hooks:
             raise ValueError(f"parameter {name} has a hook, which would never be called: change "
                              "the noised gradient in an optimizer or a callback instead")
+    _warn_of_compiled(model)
     params = trainable(model)
     if not params:
         raise ValueError(f"{type(model).__name__} has nothing to train: set requires_grad where it "
@@ -60,6 +64,14 @@ def check_model(
             m.training = training
 
 
+def _warn_of_compiled(model):
+    "Say that the engines run a compiled model eagerly."
+    if has_compiled_parts(model):
+        warnings.warn("the model is compiled, and training runs it eagerly, for one example at a "
+                      "time; releases and checkpoints have the names of the plain model",
+                      stacklevel=4)
+
+
 def _check_layer(who, m, was_frozen):
     "Refuse a layer that behaves otherwise for a batch than for one example, in training."
     if m._backward_hooks or m._backward_pre_hooks:
@@ -74,7 +86,9 @@ def _check_layer(who, m, was_frozen):
                          "fix(model) do it")
     if tracks or isinstance(m, nn.modules.batchnorm._BatchNorm):
         raise ValueError(f"{who} computes with the whole batch or keeps running statistics of "
-                         "private data: put nn.GroupNorm there, or let fix(model) do it")
+                         "private data: put nn.GroupNorm there, or let fix(model) do it; where the "
+                         "weights are trained already, put constants there: "
+                         "torchvision.ops.FrozenBatchNorm2d, or fix(model, frozen=True)")
     if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and (m.max_norm or m.scale_grad_by_freq):
         raise ValueError(f"{who}: max_norm and scale_grad_by_freq let one example change another's "
                          "gradient; leave them out, or let fix(model) do it")
@@ -201,7 +215,7 @@ def _tried(who, advice, f, *args):
             raise
         shown = [a for a in args if any(map(torch.is_tensor, leaves(a)))]
         given = " and ".join(map(_words, shown))
-        first = (str(error).strip().splitlines() or [""])[0][:200]
+        first = (str(error).strip().splitlines() or [""])[0][:330]
         raise ValueError(f"{who} fails on made-up rows {given}: {type(error).__name__}: {first}. "
                          f"{advice}") from error
 
@@ -217,6 +231,12 @@ def _of_classes(loss_fn, output):
     return isinstance(output, torch.Tensor) and output.dim() > 1, ignored
 
 
+def _one_number(output):
+    "Whether each row has one output: a regression, or a yes or no."
+    output = logits_of(output)
+    return isinstance(output, torch.Tensor) and output.numel() == len(output)
+
+
 def _check_label_kind(loss_fn, output, y):
     "Refuse labels of a type or shape that cross-entropy does not take."
     known, _ = _of_classes(loss_fn, output)
@@ -226,6 +246,11 @@ def _check_label_kind(loss_fn, output, y):
     whole = not y.is_floating_point() and y.dtype != torch.bool
     if probabilities or whole and y.shape[1:] == output.shape[2:]:
         return
+    if y.is_floating_point() and _one_number(output):
+        raise ValueError(f"labels are {_words(y)} beside one output per row, a regression: pass "
+                         "loss_fn=nn.MSELoss(), with labels of the outputs' shape, and "
+                         "metric=squared_error; for yes or no, nn.BCEWithLogitsLoss() and "
+                         "metric=binary_accuracy")
     places = "".join(f",{size}" for size in output.shape[2:]) or ","
     raise ValueError(f"labels are {_words(y)} beside outputs {_words(output)}: cross-entropy takes "
                      f"whole numbers of shape (n{places}): pass y.long(), without further "
@@ -263,6 +288,18 @@ def _same(v, w):
     return torch.equal(v, w) if torch.is_tensor(v) else v == w
 
 
+def _refuse_change(name):
+    # ValueError
+    if "parametrizations" in name:
+        raise ValueError(f"{name} of the model changes when the model is called, as spectral_norm "
+                         "does, and no call may leave anything behind: take it off with "
+                         "nn.utils.parametrize.remove_parametrizations(layer, 'weight'), or pass "
+                         "weight_norm, which keeps nothing")
+    raise ValueError(f"{name} of the model changes when the model is called: it would count "
+                     "micro-batches or keep statistics of private rows. Keep nothing in "
+                     "forward; an average of weights is a callback, EMA()")
+
+
 def _output_of(model, x):
     "What the model says of two rows; refuse one that changes by being called."
     # A counter would count micro-batches, and a running mean would hold un-noised numbers
@@ -275,9 +312,7 @@ def _output_of(model, x):
     for name, v in model.named_buffers():
         v.copy_(buffers[name])
     for name in [name for name, v in first.items() if not _same(v, second.get(name))]:
-        raise ValueError(f"{name} of the model changes when the model is called: it would count "
-                         "micro-batches or keep statistics of private rows. Keep nothing in "
-                         "forward; an average of weights is a callback, EMA()")
+        _refuse_change(name)
     return output
 
 
@@ -295,6 +330,50 @@ def _warn_of_mixing(model, x):
                           "run is private, but evaluation in batches will look different",
                           stacklevel=6)
             return
+
+
+def _losses_of_rows(model, loss_fn, x, y):
+    "What a loss says of a batch, where it gives one number per row; else None."
+    try:
+        losses = losses_of(loss_fn, call_model(model, tree_map(torch.clone, x)), y, count(y))
+    except Exception:  # it may be made for one example alone
+        return None
+    return losses.detach()
+
+
+def _warn_of_mixed_losses(model, loss_fn, x, y):
+    "Say that an example's loss depends on the others in its batch, as in contrastive learning."
+    with torch.no_grad():
+        together, again = (_losses_of_rows(model, loss_fn, x, y) for _ in range(2))
+        if together is None or not torch.equal(together, again):  # it draws random numbers
+            return
+        rows = [take((x, y), slice(i, i + 1)) for i in range(count(y))]
+        alone = [_losses_of_rows(model, loss_fn, *row) for row in rows]
+    if any(v is None for v in alone):
+        return
+    if not torch.allclose(together, torch.cat(alone), 1e-2, 1e-3, equal_nan=True):
+        warnings.warn("the loss of an example depends on the others in its batch, as in "
+                      "contrastive learning. Training computes it for one example alone, where "
+                      "little may be left of it: put what is compared into one example, as its "
+                      "parts or views", stacklevel=6)
+
+
+def _warn_of_idle(model, loss_fn, x, y):
+    "Name the parameters that the loss of an example does not depend on: they learn noise."
+    x, y = take((x, y), slice(1))
+    params = trainable(model)
+    with forgetting(model), torch.enable_grad():
+        output = call_model(model, tree_map(torch.clone, x))
+        loss = losses_of(loss_fn, output, tree_map(torch.clone, y), 1).sum()
+        found = [None]*len(params)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, [*params.values()], allow_unused=True)
+    idle = [name for name, g in zip(params, found) if g is None]
+    if idle:
+        named = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
+        warnings.warn(f"these parameters will get noise only: {named}. The loss of a made-up "
+                      "example does not depend on them: freeze them with requires_grad_(False), "
+                      "or use them in the loss", stacklevel=6)
 
 
 def _warn_of_blends(augment, x, y, like):
@@ -344,29 +423,39 @@ def _check_engine(engine, model, loss_fn, x, y):
 
 def check_run(
     trainer,  # `Trainer` whose parts are there
-):
+):            # bool: do training rows have the form of test rows?
     "Try all parts together on two made-up rows, before anything is drawn."
     # ValueError: what fails, in the words of whoever passed it
     model, reader = trainer.model, trainer._reader()
     modes = {m: m.training for m in model.modules()}
     devices = [reader.like.device] if reader.like.is_cuda else []
-    with torch.random.fork_rng(devices):
+    with eager(model), torch.random.fork_rng(devices):
         torch.manual_seed(0)
         try:
-            _try_rows(trainer, model, reader)
+            as_tested = _try_rows(trainer, model, reader)
             trainer._weights.put_buffers_back()
-            _try_metric(trainer)
+            if as_tested:
+                _try_metric(trainer)
         finally:
             for m, training in modes.items():
                 m.training = training
     trainer._check_weights()
+    return as_tested
 
 
-def _try_rows(trainer, model, reader):
+def _form(tree):
+    "Which tensors an input has, by which names, of which shapes."
+    shapes = [(tuple(v.shape[1:]), v.dtype) for v in leaves(tree)]
+    return str(tree_map(lambda v: 0, tree)), shapes
+
+
+def _try_rows(trainer, model, reader):  # bool: do training rows have the form of test rows?
     data, loss_fn, augment = trainer.data, trainer.loss_fn, trainer.augment
     x, y = data.made_up(2, torch.Generator().manual_seed(0))
     x = _tried("normalize", "It gets raw rows (b,...)", reader.input, x)
+    _tried("normalize", "It gets raw rows (b,...)", warn_of_rows, data, reader.input)
     y = tree_map(lambda v: v.to(reader.like.device), y)
+    tested = _form(x)
     if augment is not None:
         way = ("It gets (x, y, generator) and returns (x, y) with as many rows; several views of "
                "an example are Views")
@@ -381,23 +470,28 @@ def _try_rows(trainer, model, reader):
     else:
         _tried("the gradient", "Model and loss get one example, a batch of one", trainer.engine,
                model, loss_fn, x, y, FlatClip(1.))
+    _tried("the gradient", "Model and loss get one example, a batch of one", _warn_of_idle,
+           model, loss_fn, *_first_views(x, y))
+    return _form(_first_views(x, y)[0]) == tested
+
+
+def _first_views(x, y):
+    "Rows and labels; of several views, the first ones."
+    x, y, b, _ = flatten_views(x, y)
+    return take((x, y), slice(b))
 
 
 def _try_model(model, loss_fn, data, x, y):
-    x, y, b, _ = flatten_views(x, y)  # of views, the first ones
-    x, y = take((x, y), slice(b))
+    x, y = _first_views(x, y)
     model.eval()
-    way = "It gets rows (b,...) as normalize and augment make them"
+    way = ("It gets rows (b,...) as normalize and augment make them, and in training one example "
+           "alone: it cannot look up other rows, such as neighbours in a graph, by their numbers")
     _tried("the model", way, _warn_of_mixing, model, x)
+    _tried("the loss", "It gets (output, y)", _warn_of_mixed_losses, model, loss_fn, x, y)
     model.train()
-    output = _tried("the model", way, _output_of, model, x)
+    output = logits_of(_tried("the model", way, _output_of, model, x))
     _check_label_kind(loss_fn, output, y)
     _check_labels(data, loss_fn, output)
-
-
-def _one_number(output):
-    "Whether each row has one output: a regression, or a yes or no."
-    return isinstance(output, torch.Tensor) and output.numel() == len(output)
 
 
 def _try_metric(trainer):

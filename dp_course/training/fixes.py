@@ -9,6 +9,7 @@ __all__ = ['FrozenNorm', 'fix']
 import copy
 
 from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
 
 from ..basics import check_kind
 from .checks import is_frozen_norm
@@ -65,39 +66,70 @@ def _private_recurrent(layer, recurrent):
     return made
 
 
-def _fixed(layer, recurrent):
-    "What may stand in a layer's place, and the reason; or None."
+def _frozen(norm):
+    "The same numbers as constants, under the names that they had where torchvision has a layer."
+    if not isinstance(norm, nn.BatchNorm2d):
+        return FrozenNorm(norm)
+    made = FrozenBatchNorm2d(norm.num_features, norm.eps)
+    numbers = {name: v for name, v in norm.state_dict().items() if name in made.state_dict()}
+    made.load_state_dict({**made.state_dict(), **numbers})
+    return made
+
+
+def _fixed_norm(norm, frozen):
+    "What may stand in the place of a batch normalization, the reason and the cost."
+    if frozen and norm.track_running_stats:
+        return _frozen(norm), "constants from now on: they must come from public data, and stay"
+    why = "computes with the whole batch"
+    if norm.track_running_stats and not _is_fresh(norm):
+        why += ("; what it had learnt is lost, and accuracy with it until it is trained again: "
+                "fix(model, frozen=True) keeps it as FrozenBatchNorm2d")
+    return _group_norm(norm), why
+
+
+def _is_fresh(norm):
+    "Are the running statistics those of a layer that has seen nothing?"
+    return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())
+
+
+def _fixed(layer, recurrent, frozen):
+    "What may stand in a layer's place, the reason and the cost; or None."
     if is_frozen_norm(layer):
         return FrozenNorm(layer), "frozen: a fixed scale and shift"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and hasattr(layer, "num_features"):
-        return _group_norm(layer), "computes with the whole batch"
+        return _fixed_norm(layer, frozen)
     if type(layer) in (nn.LSTM, nn.GRU, nn.RNN):
         if recurrent is None or _has_no_twin(layer):
             return None
-        return _private_recurrent(layer, recurrent), "keeps no example's gradient apart"
+        return _private_recurrent(layer, recurrent), (
+            "keeps no example's gradient apart; the weights are the same, a step takes longer")
     twin = copy.copy(layer)
     if getattr(layer, "track_running_stats", False):
         twin = type(layer)(layer.num_features, layer.eps, affine=layer.affine)
         if layer.affine:
             twin.load_state_dict({"weight": layer.weight, "bias": layer.bias})
-        return twin, "keeps running statistics"
+        return twin, ("keeps running statistics; evaluation normalizes each example by its own, "
+                      "too")
     if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
         twin.max_norm, twin.scale_grad_by_freq = None, False
-        return twin, "shrinks or weighs rows by the batch"
+        return twin, ("shrinks or weighs rows by the batch; long rows stay long, and frequent "
+                      "words learn faster")
     return None
 
 
 def fix(
     model,           # `nn.Module`: its layers are replaced in place
     recurrent=None,  # a module with DPLSTM, DPGRU and DPRNN: `opacus.layers`
-):                   # list of sentences: what was replaced by what, and why
+    frozen=False,    # BatchNorms keep their public, pre-trained numbers, as constants
+):                   # list of sentences: what was replaced by what, why, and what it may cost
     "Replace the layers that a private run refuses by such that keep examples apart."
-    # ValueError: the model itself is such a layer
+    # ValueError: the model itself is such a layer; `frozen` is neither True nor False
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
+    check_kind("is neither True nor False", bool, frozen=frozen)
     done, found = [], {}  # id of a layer, which may stand in several places -> what replaces it
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if id(layer) not in found:
-            found[id(layer)] = _fixed(layer, recurrent)
+            found[id(layer)] = _fixed(layer, recurrent, frozen)
         made = found[id(layer)]
         if made is None:
             if type(layer) in (nn.LSTM, nn.GRU, nn.RNN):

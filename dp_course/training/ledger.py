@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..basics import check_number, data_root
-from ..privacy import Budget
+from ..privacy import CLOSED, Budget
 from .checkpoints import Journal
 
 # %% ../../nbs/workshop/training/ledger.ipynb #1d5dc1fc
@@ -146,6 +146,8 @@ class Ledger:
     def room(self):
         "Count the steps with new noise that are paid for."
         plan, computed = self.plan, self.computed
+        if self.budget.closed:
+            return 0
         if not plan.sigma:  # no privacy: a step that came out differently costs nothing either
             return plan.steps
         others = {what: posts for what, posts in self.budget.posts.items() if what != STEPS}
@@ -213,6 +215,8 @@ class Ledger:
     def refuse_step(self):
         "Say why there is no further step."
         # ValueError, always
+        if self.budget.closed:
+            raise ValueError(f"step {self.computed + 1} is not paid for: {CLOSED}")
         plan = self.plan
         others = [what for what in self.budget.posts if what != STEPS]
         also = f", less what {', '.join(others)} cost" if others else ""

@@ -8,17 +8,20 @@ __all__ = ['accuracy', 'binary_accuracy', 'squared_error']
 # %% ../../nbs/workshop/training/metrics.ipynb #5ae6df73
 import torch
 
+from ..data import logits_of
+
 # %% ../../nbs/workshop/training/metrics.ipynb #c4f6e32f
 def _kind(t):
     return f"{tuple(t.shape)} {t.dtype}" if isinstance(t, torch.Tensor) else type(t).__name__
 
 
 def accuracy(
-    output,  # (b,c) one score per class, c > 1
+    output,  # (b,c) one score per class, c > 1; a dict with such `logits`
     y,       # (b,) integer labels
 ):           # (b,) 1 where the largest score is the label's, else 0
     "Score a classification."
     # ValueError: output or labels are of another kind
+    output = logits_of(output)
     classes = isinstance(output, torch.Tensor) and output.dim() == 2 and output.shape[1] > 1
     labels = isinstance(y, torch.Tensor) and y.dim() == 1 and not y.is_floating_point()
     if not (classes and labels and len(output) == len(y)):
@@ -30,6 +33,7 @@ def accuracy(
 # %% ../../nbs/workshop/training/metrics.ipynb #69685571
 def _like_labels(output, y):  # both (b,m)
     "Outputs and labels, number against number."
+    output = logits_of(output)
     both = isinstance(output, torch.Tensor) and isinstance(y, torch.Tensor)
     if not both or output.numel() != y.numel():
         raise ValueError(f"one output per label is needed, not {_kind(output)} for {_kind(y)}: "

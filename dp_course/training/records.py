@@ -514,9 +514,12 @@ def composed_epsilon(
 ):         # at the plan's delta
     "Account for publishing several runs on the same data, and the means that each bought."
     steps = sum(end.get("computed", end["step"]) for end in ends)
-    if not steps and not plan.releases:
+    earlier = getattr(plan, "earlier", ())
+    if not steps and not plan.releases and not earlier:
         return 0.
     account = plan.accountant()
+    for _, q, sigma, n in earlier:
+        account.step(q, sigma, n)
     if steps:
         account.step(plan.q, plan.sigma, steps)
     for sigma in plan.releases:

@@ -29,11 +29,13 @@ from .checkpoints import (
     load_checked, save_atomic, writable_file, write_weights)
 from .checks import (
     KNOWN_ENGINES, check_clip, check_model, check_parts, check_plan, check_run, in_units, name_of)
+from .formats import load_plain_state, plain_state, uncompiled
 from .ledger import (
     STEPS, Entry, Ledger, check_release, flat_source, name_apart)
 from .metrics import accuracy
 from .micro_batches import BatchReader, fingerprint
 from .optimizers import made_optimizer
+from .report import report_of
 from .weights import Weights
 
 # %% ../../nbs/workshop/training/trainer.ipynb #9ed539b1
@@ -79,6 +81,7 @@ class Trainer:
         check_parts(callbacks, micro_batch, loss_fn=loss_fn, engine=engine, metric=metric,
                     augment=augment)
         check_model(model)
+        model = uncompiled(model)
         self.model, self.params, self.data = model, trainable(model), as_examples(data)
         self.loss_fn, self.metric, self.augment = loss_fn, metric, augment
         self.engine, self.micro_batch = _in_precision(engine, precision, model), micro_batch
@@ -93,7 +96,7 @@ class Trainer:
         self._ledger = Ledger(plan)
         self.optimizer = made_optimizer(optimizer, model)
         self._weights = Weights(model)
-        check_run(self)
+        self._as_tested = check_run(self)
 
     # --- what stays as it is
 
@@ -368,9 +371,10 @@ class Trainer:
         "The guarantee in words, and what has been spent."
         plan = self.plan.statement() if hasattr(self.plan, "statement") else "No PrivacyPlan."
         plan += in_units(self.plan, self.data)
+        told = {STEPS, *(what for what, *_ in getattr(self.plan, "earlier", ()))}
         others = [f", {n} x {what} (multiplier {sigma:g})"
                   for what, posts in self.budget.posts.items()
-                  if what != STEPS for _, sigma, n in posts]
+                  if what not in told for _, sigma, n in posts]
         copies = ""
         if self.plan.sigma and self._ledger.saved:
             copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
@@ -389,6 +393,10 @@ class Trainer:
             noise = "The"
         return (f"{plan} {spent}{exact*self.held_out}{copies} {noise} "
                 f"weights leave in {self._widths()}. Seed: {self.seed_policy}.{word}")
+
+    def report(self):  # `Report`: a dict, with json(), card() and save(path)
+        "The statement as data, for programs or as a model card."
+        return report_of(self)
 
     def _widths(self):
         "In what precision the weights leave."
@@ -419,8 +427,13 @@ class Trainer:
         chunk:int=2048,  # test examples at a time
     ):                   # float: for `accuracy` between 0 and 1
         "Measure the mean of `metric` on the public test part."
-        # ValueError: there is no test part; from the metric, if it does not fit the outputs
+        # ValueError: there is no test part, or one of another form than training rows have; from
+        # the metric, if it does not fit the outputs
         check_count(1, 10**12, chunk=chunk)
+        if not self._as_tested:
+            raise ValueError("augment gives the input a form that test rows do not have: make "
+                             "pairs (x, y) of that form from public rows, and score what "
+                             "trainer.outputs(pairs) gives")
         pairs = self.outputs(self.data.test_rows(chunk))
         scores = [self._scores(output, y) for output, y in pairs]
         return torch.cat(scores).double().mean().item()
@@ -444,7 +457,7 @@ class Trainer:
             "kind": _CHECKPOINT,
             "config": self._config(),
             "data": self._fingerprint(),
-            "model": self.model.state_dict(),
+            "model": plain_state(self.model.state_dict()),
             "clip": self._clip_state(),
             "parts": [f.state_dict() for f in self._parts],
             "seed": [self._secret.start, self._secret.secret, list(self._secret.turns)],
@@ -465,6 +478,7 @@ class Trainer:
         # FileNotFoundError; ValueError: no checkpoint, or one of another plan or of other data
         state = load_checked(path, _CHECKPOINT)
         there, here = state["config"], self._config()
+        there["model"] = plain_state(there.get("model", {}))
         differ = [f"{k}: {there.get(k)} there, {here.get(k)} here" for k in {**here, **there}
                   if there.get(k) != here.get(k)]
         if differ:
@@ -474,7 +488,7 @@ class Trainer:
                              "not those that it began with; go on with them, or start a new run")
         _check_saved(state, path, self.clip, self.plan, len(self.params), self._parts)
         self._ledger.join(path, state["book"])
-        self.model.load_state_dict(state["model"])
+        load_plain_state(self.model, state["model"])
         for part, saved in zip(self._parts, state["parts"]):
             part.load_state_dict(saved)
         vars(self.clip).update(state["clip"])
@@ -488,9 +502,11 @@ class Trainer:
     def _config(self):
         "What a checkpoint must share with the trainer that loads it."
         names = ("n", "batch_size", "steps", "eps", "delta", "q", "sigma")
-        shapes = {name: list(v.shape) for name, v in self.model.state_dict().items()}
+        state = plain_state(self.model.state_dict())
+        shapes = {name: list(v.shape) for name, v in state.items()}
         return {**{f"plan.{name}": getattr(self.plan, name) for name in names},
                 **self._owners(),
+                **self._phases(),
                 "plan.accountant": self.plan.accountant.__name__,
                 "clip": type(self.clip).__name__,
                 "parts": [type(f).__name__ for f in self._parts],
@@ -508,6 +524,11 @@ class Trainer:
         digest = hashlib.sha256(self.data.groups.numpy().tobytes()).hexdigest()[:12]
         return {"plan.unit": self.plan.unit, "groups": digest}
 
+    def _phases(self):
+        "What a checkpoint says about earlier phases."
+        looks = getattr(self.plan, "earlier", ())
+        return {"plan.earlier": list(map(list, looks))} if looks else {}
+
     def _clip_state(self):
         "Numbers and tensors of the clip."
         plain = (int, float, torch.Tensor)
@@ -515,15 +536,15 @@ class Trainer:
 
     def release(
         self,
-        path,  # file
+        path,  # file; one that ends in .safetensors can be read by other libraries
     ):
         "Write what may leave the house: the statement, and the weights (or a callback's average)."
         # ValueError, FileNotFoundError: it cannot be a file. OSError: a full or read-only disk
         self._check_weights()
         weights = self._weights.to_release()
         for callback in self.callbacks:
-            weights |= getattr(callback, "weights", {})
-        kept = self.model.state_dict()
+            weights |= plain_state(getattr(callback, "weights", {}))
+        kept = plain_state(self.model.state_dict())
         write_weights(path, {name: weights[name] for name in kept if name in weights},
                        self.statement())
 

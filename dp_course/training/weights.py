@@ -11,12 +11,13 @@ from contextlib import contextmanager
 import torch
 
 from ..gradients import trainable
+from .formats import plain_name, plain_state
 
 # %% ../../nbs/workshop/training/weights.ipynb #42b3680d
 def _state(model):
-    "Parameters and buffers by name, tied ones under every name."
-    return {**dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False))}
+    "Parameters and buffers by their plain names, tied ones under every name."
+    return plain_state({**dict(model.named_parameters(remove_duplicate=False)),
+                        **dict(model.named_buffers(remove_duplicate=False))})
 
 
 def _version(v):
@@ -36,7 +37,7 @@ def _fixed_state(model):
     "What no step changes: buffers and frozen parameters."
     frozen = {name: p for name, p in model.named_parameters(remove_duplicate=False)
               if not p.requires_grad}
-    return frozen | dict(model.named_buffers(remove_duplicate=False))
+    return plain_state(frozen | dict(model.named_buffers(remove_duplicate=False)))
 
 
 def _equal_bits(v, w):
@@ -88,7 +89,7 @@ class Weights:
     ):
         "Write parameters or buffers; a buffer or a frozen parameter begins anew."
         # ValueError: names that the model does not have
-        own = _state(self.model)
+        own, values = _state(self.model), plain_state(values)
         for name, value in values.items():
             if name not in own or own[name].shape != value.shape:
                 raise ValueError(f"the model has no {name} of shape {tuple(value.shape)}: these "
@@ -107,7 +108,7 @@ class Weights:
         values,  # as for `write`
     ):
         "Put other weights into the model for a moment; the old ones come back, bit for bit."
-        state = _state(self.model)
+        state, values = _state(self.model), plain_state(values)
         old = _copies({name: state[name] for name in values if name in state})
         self.write(values)
         try:
@@ -118,6 +119,7 @@ class Weights:
     def put_buffers_back(self):
         "Forget what a call of the model wrote into buffers; parameters it may not write."
         for name, v in self.model.named_buffers(remove_duplicate=False):
+            name = plain_name(name)
             v.copy_(self.start[name])  # torch does not count what a BatchNorm writes
             self._versions[name] = _version(v)
 

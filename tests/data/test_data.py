@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -260,8 +261,8 @@ REFUSED = {
     "x is a NoLength without index or length": lambda: Examples(NoLength()),
     "x is a Dataset, whose items are": lambda: Examples(Items(), Y),
     "y is a Items: pass a tensor or an array": lambda: Examples(X, Items()),
-    "x holds a float: pass tensors": lambda: Examples([1., 2.], Y[:2]),
-    "y holds a int: pass tensors": lambda: Examples(X[:2], [1, 2]),
+    "x holds a datetime: pass tensors": lambda: Examples([datetime.now()], Y[:1]),
+    "y holds a datetime: pass tensors": lambda: Examples(X[:1], [datetime.now()]),
     "x holds a str": lambda: Examples("file.npy", Y),
     "x holds an array of <U1: pass numbers": lambda: Examples(np.array(["a"]*N), Y),
     "x holds a single number": lambda: Examples(torch.tensor(3.), Y),
