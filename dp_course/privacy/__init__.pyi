@@ -21,6 +21,17 @@ from .budget import plain_numbers as plain_numbers
 from .budget import plan_in_words as plan_in_words
 from .budget import round_up as round_up
 from .budget import steps_of as steps_of
+from .correlated import BandedNoise as BandedNoise
+from .correlated import IndependentNoise as IndependentNoise
+from .correlated import banded_coefficients as banded_coefficients
+from .correlated import cyclic_groups as cyclic_groups
+from .correlated import cyclic_indices as cyclic_indices
+from .correlated import inverse_coefficients as inverse_coefficients
+from .correlated import momentum_workload as momentum_workload
+from .correlated import noise_of as noise_of
+from .correlated import participations as participations
+from .correlated import prefix_variances as prefix_variances
+from .correlated import square_root_coefficients as square_root_coefficients
 from .definition import gaussian_mechanism as gaussian_mechanism
 from .definition import gaussian_tpr as gaussian_tpr
 from .definition import hockey_stick as hockey_stick
