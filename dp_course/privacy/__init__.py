@@ -10,9 +10,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_unit composed counted falling_root history_of in_digits multipliers plain_numbers
         plan_in_words round_up steps_of""",
     "correlated": """
-        BandedNoise IndependentNoise banded_coefficients cyclic_groups cyclic_indices
-        inverse_coefficients momentum_workload noise_of participations prefix_variances
-        square_root_coefficients""",
+        BandedNoise IndependentNoise banded_coefficients batch_indices charged check_bands
+        cyclic_groups cyclic_indices inverse_coefficients momentum_workload noise_kind noise_of
+        participations prefix_variances square_root_coefficients""",
     "definition": """
         gaussian_mechanism gaussian_tpr hockey_stick laplace_mechanism max_tpr
         randomized_response randomized_response_mean""",

@@ -24,10 +24,14 @@ from .budget import steps_of as steps_of
 from .correlated import BandedNoise as BandedNoise
 from .correlated import IndependentNoise as IndependentNoise
 from .correlated import banded_coefficients as banded_coefficients
+from .correlated import batch_indices as batch_indices
+from .correlated import charged as charged
+from .correlated import check_bands as check_bands
 from .correlated import cyclic_groups as cyclic_groups
 from .correlated import cyclic_indices as cyclic_indices
 from .correlated import inverse_coefficients as inverse_coefficients
 from .correlated import momentum_workload as momentum_workload
+from .correlated import noise_kind as noise_kind
 from .correlated import noise_of as noise_of
 from .correlated import participations as participations
 from .correlated import prefix_variances as prefix_variances

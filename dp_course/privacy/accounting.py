@@ -159,6 +159,8 @@ def _log_sigma(low, high, spent, eps):
 # %% ../../nbs/04_cost.ipynb #562c24cf
 from dataclasses import InitVar, dataclass
 
+from .correlated import charged
+
 from .budget import (
     Budget, check_plan_numbers, plain_numbers, plan_in_words, steps_of)
 
@@ -177,15 +179,19 @@ class PrivacyPlan:
     sigma:float=None               # noise multiplier; None: what eps asks for. More spends less
     releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
     unit:str="example"             # whose data count as one: then n and batch_size count these
+    noise:str="independent"        # or "banded": a step takes back a part of earlier noise
+    bands:int=None                 # over how many steps; every example takes part once in so many
     epochs:InitVar[float]=None     # instead of steps: epochs*n/batch_size of them
 
     def __post_init__(self, epochs):
         self._set(steps=steps_of(self, epochs))
         check_plan_numbers(self)
         self._set(**plain_numbers(self), releases=multipliers(self.releases))
+        self._set(bands=int(self.bands or 1))
         if self.sigma is None:
+            q, _, steps = charged(self, self.steps)
             self._set(sigma=noise_multiplier(
-                eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
+                eps=self.eps, delta=self.delta, q=q, steps=steps,
                 accountant=self.accountant, releases=self.releases))
         else:
             self._check_sigma()
@@ -209,9 +215,14 @@ class PrivacyPlan:
         "Poisson sampling rate."
         return self.batch_size/self.n
 
+    @property
+    def rate(self):  # float; q, if there is one group
+        "Poisson sampling rate within the group whose turn it is, one of `bands`."
+        return self.bands*self.batch_size/self.n
+
     def _history(self, t):
         others = [(1, sigma, 1) for sigma in self.releases]
-        return history_of((self.q, self.sigma, t), *others)
+        return history_of(charged(self, t), *others)
 
     def epsilon_after(self, t:int):  # float
         "Give the eps spent by all the releases and the first `t` steps."

@@ -176,6 +176,10 @@ class SecretSeed:
         "As `step_generator`."
         return step_generator(self.key, stream, t, block, device)
 
+    def dice(self):
+        "The randomness of what stays for the whole run, such as groups, also under another seed."
+        return step_generator(self.start, "groups", 0)
+
     def noise(self, entry):
         "The randomness of one look at the data, and of nothing else."
         return Stream(self.key, "noise", entry.what, entry.t, entry.digest)

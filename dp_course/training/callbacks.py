@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..basics import check_count, check_kind, check_number
+from ..privacy import charged
 from .checks import refuse_units
 from .ledger import STEPS
 from .trainer import Trainer
@@ -327,7 +328,8 @@ def _reserve(metric, trainer, what):
     refuse_units(plan, what)
     if what in budget.posts or not hasattr(plan, "budget"):
         return
-    whole = plan.budget().post(STEPS, q=plan.q, sigma=plan.sigma, steps=plan.steps)
+    q, sigma, steps = charged(plan, plan.steps)
+    whole = plan.budget().post(STEPS, q=q, sigma=sigma, steps=steps)
     whole.load_state_dict(budget.state_dict())
     whole.post(what, sigma=metric.sigma, steps=metric.measurements)
 
@@ -368,7 +370,7 @@ class NoisyAccuracy:
     ):                        # at the plan's delta
         "Give the eps of training and all measurements together."
         refuse_units(plan, "this accuracy")
-        train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
+        train, look = charged(plan, plan.steps), (1., self.sigma, self.measurements)
         # disjoint: for a person in one part, the other part is a function of noised answers
         if disjoint:
             return max(plan.accountant().step(*part).epsilon(plan.delta) for part in (train, look))
