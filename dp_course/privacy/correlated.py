@@ -37,7 +37,7 @@ def charged(
     "Say what so many steps of a plan cost: what an accountant's `step` is told."
     bands = getattr(plan, "bands", None) or 1
     rate = plan.q if bands == 1 else plan.rate
-    return rate, plan.sigma, participations(steps, bands)
+    return rate, plan.sigma, participations(int(steps), bands)
 
 
 def check_bands(plan):
@@ -102,13 +102,13 @@ def batch_indices(
     plan,                   # `PrivacyPlan`, or anything with its fields
     t:int,                  # step
     coins:torch.Generator,  # of this step
-    dice:torch.Generator,   # of the run: the same state at every step
+    dice,                   # () -> `torch.Generator` of the run, the same at every step
 ):                          # (b,) int64, sorted
     "Draw the batch of a step: from everybody, or from the group whose turn it is."
     bands = getattr(plan, "bands", None) or 1
     if bands == 1:
         return poisson_indices(plan.n, plan.q, coins)
-    return cyclic_indices(cyclic_groups(plan.n, bands, dice), bands, plan.rate, t, coins)
+    return cyclic_indices(cyclic_groups(plan.n, bands, dice()), bands, plan.rate, t, coins)
 
 # %% ../../nbs/workshop/privacy/correlated.ipynb #c0a1000f
 def inverse_coefficients(

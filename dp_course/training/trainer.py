@@ -255,7 +255,7 @@ class Trainer:
     ):                # (b,) indices of the examples, or units, that are in it
         "Toss a coin for everybody. An audit may override this."
         coins = self._secret.generator(f"sample {batch}" if batch else "sample", t)
-        return batch_indices(self.plan, t, coins, self._secret.dice())
+        return batch_indices(self.plan, t, coins, self._secret.dice)
 
     def _noise(
         self,
