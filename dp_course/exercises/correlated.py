@@ -76,7 +76,7 @@ check_next_noise = Exercise(
     "the oldest of `past` and fresh noise z.",
     truth=_next_noise,
     properties={
-        "the first step has no past": lambda trial: list(_pasts(trial, 0)),
+        "the first step: nothing to take back": lambda trial: list(_pasts(trial, 0)),
         "one earlier step": lambda trial: list(_pasts(trial, 1, 1)),
         "all the steps that the band reaches": lambda trial: list(_pasts(trial, 2, 3)),
         "older noise than that is left out": lambda trial: list(_pasts(trial, 5))},

@@ -19,8 +19,8 @@ EPS = '''def banded_eps(n, batch_size, steps, bands, sigma, delta):
 ERROR = '''def weights_error(c, sigma, steps, batch_size):
     return sigma/batch_size*float(prefix_variances(c, steps).mean())**.5
 '''
-MOVE = '''import itertools
-def longest_move(c, steps, apart):
+MOVE = '''def longest_move(c, steps, apart):
+    import itertools
     longest = 0.
     for turns in itertools.product([0, 1], repeat=steps):
         when = [t for t in range(steps) if turns[t]]
