@@ -289,13 +289,20 @@ class BandedNoise:
     def load_state_dict(self, state):
         "Go on with the noise of a checkpoint."
         # ValueError: of another matrix
-        saved = _checked(state["coefficients"])
+        try:
+            saved, names, noise = state["coefficients"], dict(state["names"]), dict(state["noise"])
+            whole = names.keys() >= noise.keys()
+        except (KeyError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise ValueError("the checkpoint lacks the noise of its last steps: load the one before")
+        saved = _checked(saved)
         if len(saved) != len(self.coefficients):
             raise ValueError(f"the checkpoint's noise has {len(saved)} bands, this plan "
                              f"{len(self.coefficients)}")
-        self.coefficients, self._names = saved, dict(state["names"])
-        self._past = {t: _Draw(None, saved, []) for t in state["noise"]}
-        for t, drawn in state["noise"].items():
+        self.coefficients, self._names = saved, names
+        self._past = {t: _Draw(None, saved, []) for t in noise}
+        for t, drawn in noise.items():
             self._past[t].drawn = list(drawn)
 
 

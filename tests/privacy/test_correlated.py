@@ -253,6 +253,7 @@ def test_the_past_is_part_of_the_name_and_is_kept():
     (lambda: BandedNoise([.8, .8]), "more than 1"),
     (lambda: BandedNoise([0., 1.]), "first one not 0"),
     (lambda: BandedNoise([1.]).load_state_dict(noise_of(Plan).state_dict()), "4 bands"),
+    (lambda: noise_of(Plan).load_state_dict({"coefficients": [1.]}), "lacks the noise"),
     (lambda: banded_coefficients(3, 4), "bands=3 at most"),
     (lambda: banded_coefficients(3, 0), "bands=0"),
     (lambda: momentum_workload(3, 1.), "0 <= beta < 1"),
