@@ -13,8 +13,7 @@ from functools import partial
 import torch
 
 from .cards import Exercise, below
-from ..privacy import (
-    banded_coefficients, epsilon, noise_multiplier, prefix_variances)
+from ..privacy import banded_coefficients, epsilon, prefix_variances
 
 # %% ../../nbs/exercises/correlated.ipynb #c1e40005
 def _tree_nodes(t):

@@ -295,7 +295,7 @@ class BandedNoise:
         except (KeyError, TypeError, ValueError):
             whole = False
         if not whole:
-            raise ValueError("the checkpoint lacks the noise of its last steps: load the one before")
+            raise ValueError("the checkpoint lacks the noise of its last steps: load another one")
         saved = _checked(saved)
         if len(saved) != len(self.coefficients):
             raise ValueError(f"the checkpoint's noise has {len(saved)} bands, this plan "
