@@ -21,6 +21,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "clipping": """
         check_bias_and_noise check_gradient_sigma check_judge check_next_threshold
         check_smallest_fair""",
+    "correlated": """
+        check_banded_eps check_longest_move check_next_noise check_tree_nodes
+        check_weights_error""",
     "cost": """
         check_delta_curve check_gaussian_rdp check_least_sigma check_markov_epsilon
         check_second_sigma check_total_rdp""",

@@ -48,6 +48,11 @@ from .clipping import check_gradient_sigma as check_gradient_sigma
 from .clipping import check_judge as check_judge
 from .clipping import check_next_threshold as check_next_threshold
 from .clipping import check_smallest_fair as check_smallest_fair
+from .correlated import check_banded_eps as check_banded_eps
+from .correlated import check_longest_move as check_longest_move
+from .correlated import check_next_noise as check_next_noise
+from .correlated import check_tree_nodes as check_tree_nodes
+from .correlated import check_weights_error as check_weights_error
 from .cost import check_delta_curve as check_delta_curve
 from .cost import check_gaussian_rdp as check_gaussian_rdp
 from .cost import check_least_sigma as check_least_sigma

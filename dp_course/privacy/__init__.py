@@ -9,6 +9,10 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         Budget CLOSED check_accountant check_budget check_chance check_plan_numbers check_rest
         check_unit composed counted falling_root history_of in_digits in_list looks_before
         multipliers plain_numbers plan_in_words read_looks round_up steps_of""",
+    "correlated": """
+        BandedNoise IndependentNoise banded_coefficients batch_indices charged check_bands
+        cyclic_groups cyclic_indices inverse_coefficients momentum_workload noise_kind noise_of
+        participations prefix_variances square_root_coefficients""",
     "definition": """
         gaussian_mechanism gaussian_tpr hockey_stick laplace_mechanism max_tpr
         randomized_response randomized_response_mean""",

@@ -161,6 +161,8 @@ def _log_sigma(low, high, spent, eps):
 # %% ../../nbs/04_cost.ipynb #562c24cf
 from dataclasses import InitVar, dataclass
 
+from .correlated import charged
+
 from .budget import (
     Budget, check_plan_numbers, looks_before, plain_numbers, plan_in_words, steps_of)
 
@@ -180,6 +182,8 @@ class PrivacyPlan:
     releases:tuple=()              # noise multipliers of other Gaussian releases (q = 1 each)
     unit:str="example"             # whose data count as one: then n and batch_size count these
     earlier:tuple=()               # what `after` finds: looks (what, q, sigma, steps)
+    noise:str="independent"        # or "banded": a step takes back a part of earlier noise
+    bands:int=None                 # over how many steps; every example takes part once in so many
     epochs:InitVar[float]=None     # instead of steps: epochs*n/batch_size of them
     after:InitVar[Budget]=None     # of the phase before: eps is for both, and that one is over
 
@@ -189,10 +193,11 @@ class PrivacyPlan:
         if after is not None:
             self._set(earlier=looks_before(after, self.unit, self.accountant))
         self._set(**plain_numbers(self), releases=multipliers(self.releases),
-                  earlier=read_looks(self.earlier))
+                  earlier=read_looks(self.earlier), bands=int(self.bands or 1))
         if self.sigma is None:
+            q, _, steps = charged(self, self.steps)
             self._set(sigma=noise_multiplier(
-                eps=self.eps, delta=self.delta, q=self.q, steps=self.steps,
+                eps=self.eps, delta=self.delta, q=q, steps=steps,
                 accountant=self.accountant, releases=self.releases, earlier=self.earlier))
         else:
             self._check_sigma()
@@ -218,10 +223,15 @@ class PrivacyPlan:
         "Poisson sampling rate."
         return self.batch_size/self.n
 
+    @property
+    def rate(self):  # float; q, if there is one group
+        "Poisson sampling rate within the group whose turn it is, one of `bands`."
+        return self.bands*self.batch_size/self.n
+
     def _history(self, t):
         others = [(1, sigma, 1) for sigma in self.releases]
         others += [look for _, *look in self.earlier]
-        return history_of((self.q, self.sigma, t), *others)
+        return history_of(charged(self, t), *others)
 
     def epsilon_after(self, t:int):  # float
         "Give the eps spent by all the releases, earlier phases and the first `t` steps."

@@ -14,6 +14,7 @@ from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 
 from ..basics import check_number
+from .correlated import charged, check_bands, participations
 from .pld import PLDAccountant, require
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #927f8053
@@ -105,7 +106,9 @@ def check_plan_numbers(plan):
         raise ValueError(f"delta={float(plan.delta):g} is above 1/n = {1/plan.n:.2g}: pass less, "
                          f"such as 1e-5, or publishing one {plan.unit} whole would count as "
                          "private")
-    check_chance(plan.delta, plan.q, plan.steps)
+    check_bands(plan)
+    q, _, turns = charged(plan, plan.steps)
+    check_chance(plan.delta, q, turns)
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #21f86bcf
 def history_of(*parts):  # {(q, sigma): steps}
@@ -208,6 +211,16 @@ def _before(plan):
     if not plan.earlier:
         return ""
     return f" It counts what was spent on these data before: {in_list(plan.earlier)}."
+def _sample(plan):
+    "How a step draws its batch and its noise."
+    if plan.bands == 1:
+        return (f"draws a Poisson sample at rate q = {plan.batch_size:g}/{plan.n} = {plan.q:.6g} "
+                f"and adds Gaussian noise with multiplier {plan.sigma:g}")
+    return (f"draws a Poisson sample at rate {plan.bands} x {plan.batch_size:g}/{plan.n} = "
+            f"{plan.rate:.6g} from one of {plan.bands} groups in turn (a random group for each "
+            f"{plan.unit}, which therefore takes part once in {plan.bands} steps, and "
+            f"{participations(plan.steps, plan.bands):,} times in all, at most) and adds Gaussian "
+            f"noise with multiplier {plan.sigma:g}, correlated by a matrix of {plan.bands} bands")
 
 
 def plan_in_words(plan):  # str
@@ -215,8 +228,7 @@ def plan_in_words(plan):  # str
     return (
         f"({in_digits(plan.eps, 6)}, {in_digits(plan.delta, 6)})-differential privacy for adding "
         f"or removing {_whom(plan)}, over {plan.steps:,} steps{_and_before(plan)}. Each "
-        f"draws a Poisson sample at rate q = {plan.batch_size:g}/{plan.n} = {plan.q:.6g} and adds "
-        f"Gaussian noise with multiplier {plan.sigma:g}{_listed(plan.releases)}; composed by "
+        f"{_sample(plan)}{_listed(plan.releases)}; composed by "
         f"{plan.accountant.__name__}.{_before(plan)} "
         "Not covered: hyper-parameter tuning and other runs on these data, choices made by "
         "looking at the test set, nonprivate statistics (constants of normalization that were "

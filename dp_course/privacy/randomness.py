@@ -78,7 +78,8 @@ def _from_stream(stream, count):
 
 def normal(
     shape,           # of the result
-    generator=None,  # a `Stream`, for privacy; or a `torch.Generator`, or None: torch's own bits
+    generator=None,  # a `Stream`, for privacy; a `torch.Generator`, or None: torch's own bits; or
+                     # what draws by itself: the correlated noise of a step
     device="cpu",    # where the result shall be
 ):                   # float64 tensor
     "Draw standard normal numbers in float64."
@@ -86,6 +87,8 @@ def normal(
     if isinstance(generator, Stream):
         z = _from_stream(generator, math.prod(shape))
         return torch.from_numpy(z).view(tuple(shape)).to(device)
+    if hasattr(generator, "draw"):
+        return generator.draw(tuple(shape)).to(device)
     rule = "gives no random numbers: pass a Stream, or a torch.Generator"
     check_kind(rule, (torch.Generator, type(None)), generator=generator)
     here = device if generator is None else generator.device
@@ -172,6 +175,10 @@ class SecretSeed:
     def generator(self, stream, t, block=0, device="cpu"):
         "As `step_generator`."
         return step_generator(self.key, stream, t, block, device)
+
+    def dice(self):
+        "The randomness of what stays for the whole run, such as groups, also under another seed."
+        return step_generator(self.start, "groups", 0)
 
     def noise(self, entry):
         "The randomness of one look at the data, and of nothing else."

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..basics import check_count, check_kind, check_number
+from ..privacy import charged
 from .checks import refuse_units
 from .formats import plain_name, plain_state, uncompiled
 from .ledger import STEPS
@@ -331,7 +332,8 @@ def _reserve(metric, trainer, what):
     refuse_units(plan, what)
     if what in budget.posts or not hasattr(plan, "budget"):
         return
-    whole = plan.budget().post(STEPS, q=plan.q, sigma=plan.sigma, steps=plan.steps)
+    q, sigma, steps = charged(plan, plan.steps)
+    whole = plan.budget().post(STEPS, q=q, sigma=sigma, steps=steps)
     whole.load_state_dict(budget.state_dict())
     whole.post(what, sigma=metric.sigma, steps=metric.measurements)
 
@@ -375,7 +377,7 @@ class NoisyAccuracy:
         if getattr(plan, "earlier", ()):
             raise ValueError("the plan comes after another phase, whose looks may be at these "
                              "examples, too: trainer.epsilon() counts all of them")
-        train, look = (plan.q, plan.sigma, plan.steps), (1., self.sigma, self.measurements)
+        train, look = charged(plan, plan.steps), (1., self.sigma, self.measurements)
         # disjoint: for a person in one part, the other part is a function of noised answers
         if disjoint:
             return max(plan.accountant().step(*part).epsilon(plan.delta) for part in (train, look))

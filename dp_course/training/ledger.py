@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..basics import check_number, data_root
-from ..privacy import CLOSED, Budget
+from ..privacy import CLOSED, Budget, charged
 from .checkpoints import Journal
 
 # %% ../../nbs/workshop/training/ledger.ipynb #1d5dc1fc
@@ -58,8 +58,10 @@ def _budget(plan):
     return Budget(eps=plan.eps, delta=plan.delta, accountant=plan.accountant)
 
 
-def _enter(budget, entry):
+def _enter(budget, entry, bands):
     "Post an entry, paid for or not: it has happened."
+    if entry.what == STEPS and entry.t % bands:  # of a group that is never ahead of the first one
+        return
     kinds = {(q, sigma): n for q, sigma, n in budget.posts.get(entry.what, ())}
     count = kinds.get((entry.q, entry.sigma), 0) + 1
     budget.load_state_dict({"posts": [[entry.what, entry.q, entry.sigma, count]]})
@@ -96,13 +98,14 @@ class Ledger:
     "What a run has released: nothing is noised before it is entered here and in the files."
     def __init__(self, plan):
         self.plan = plan
+        self.bands = getattr(plan, "bands", 1)  # over so many steps noise is correlated
         self.budget = _budget(plan)
         self.budget.post = self._post
         self.run = _run_name(plan)  # what belongs to the same run
         self.computed = 0           # steps that must be paid for
         self._process = os.getpid()  # the only one that may spend
         self._made = {}             # all entries, in order; a dict as a set that keeps it
-        self._first = {}            # (what, stream, t) -> the first entry made there
+        self._first = {}            # slot -> the first entry made there
         self._unpaid = ()           # entries beyond what the plan covers: never released
         self._files = {}            # path of a ledger -> `Journal`
         self._others, self._affordable = None, 0
@@ -119,7 +122,25 @@ class Ledger:
 
     def first(self, entry):
         "Find what the batch of an entry was first used for; None: nothing yet."
-        return self._first.get(entry.slot)
+        return self._first.get(self._slot(entry))
+
+    def _slot(self, entry):
+        "Where an entry's randomness came from; correlated noise has one sum for each step."
+        chained = self.bands > 1 and entry.what == STEPS
+        return (entry.what, entry.t) if chained else entry.slot
+
+    def used_otherwise(self, entry):
+        "Tell whether its batch served for another sum."
+        # ValueError: its noise is correlated, so the step cannot be taken with another sum
+        if self.first(entry) in (None, entry):
+            return False
+        if self.bands > 1:
+            raise ValueError(f"step {entry.t + 1} was taken before, and its sum was another one. "
+                             "Noise that is correlated over steps hides one sum for each step, "
+                             "because later noise builds on it: load the newest checkpoint and go "
+                             "on with the same settings, on the same kind of machine, or begin a "
+                             "new run")
+        return True
 
     @property
     def saved(self):
@@ -152,9 +173,10 @@ class Ledger:
             return plan.steps
         others = {what: posts for what, posts in self.budget.posts.items() if what != STEPS}
         if others != self._others:
-            most = max(0, plan.steps - computed)
-            more = self.budget.left(q=plan.q, sigma=plan.sigma, most=most)
-            self._others, self._affordable = others, computed + more
+            paid = charged(plan, computed)[2]
+            q, sigma, planned = charged(plan, plan.steps)
+            more = self.budget.left(q=q, sigma=sigma, most=max(0, planned - paid))
+            self._others, self._affordable = others, (paid + more)*self.bands
         return max(0, min(plan.steps, self._affordable) - computed)
 
     def pays(self, entry):
@@ -230,9 +252,9 @@ class Ledger:
             if entry in self._made:
                 continue
             self._made[entry] = None
-            self._first.setdefault(entry.slot, entry)
+            self._first.setdefault(self._slot(entry), entry)
             self.computed += entry.what == STEPS
-            _enter(self.budget, entry)
+            _enter(self.budget, entry, self.bands)
 
     def _mark_unpaid(self):
         "Find the entries that came too late: those before them are all that the plan covers."
@@ -248,7 +270,7 @@ class Ledger:
             return True
         spent = _budget(self.plan)
         for entry in entries:
-            _enter(spent, entry)
+            _enter(spent, entry, self.bands)
         steps = sum(entry.what == STEPS for entry in entries)
         return steps <= self.plan.steps and spent.epsilon() <= spent.eps
 

@@ -89,6 +89,9 @@ class DPAdam(torch.optim.Optimizer):
         if not hasattr(plan, "sigma") or not hasattr(clip, "sensitivity"):
             raise ValueError(f"from_plan takes a PrivacyPlan and a clip, not {plan!r:.40} and "
                              f"{clip!r:.40}: pass the trainer's own, as in from_plan(plan, clip)")
+        if getattr(plan, "bands", 1) > 1:
+            raise ValueError("DPAdam takes out the variance of independent noise, and banded noise "
+                             "has another one at every step: use Adam, or noise='independent'")
         std = torch.as_tensor(noise_std(clip, plan.sigma), dtype=torch.float64)/plan.batch_size
         return lambda params: cls(params, noise_std=std.tolist(), **options)
 

@@ -24,7 +24,7 @@ import torch
 
 import dp_course
 from ..basics import machine, peak_memory_mb
-from ..privacy import RDPAccountant
+from ..privacy import RDPAccountant, charged, noise_kind
 from .checkpoints import append, lock, named
 
 # %% ../../nbs/workshop/training/records.ipynb #09c580ff
@@ -245,7 +245,8 @@ def start_line(
         preset=told["preset"],
         config=told,
         data=trainer.data.name,
-        plan={key: getattr(trainer.plan, key) for key in numbers} | _owners(trainer),
+        plan={key: getattr(trainer.plan, key) for key in numbers} | _owners(trainer)
+        | noise_kind(trainer.plan),
         parameters=sum(p.numel() for p in trainer.params.values()),
         seed="secret" if seed is None else seed,
         seed_policy=trainer.seed_policy,
@@ -513,7 +514,8 @@ def composed_epsilon(
     plan,  # `PrivacyPlan`
 ):         # at the plan's delta
     "Account for publishing several runs on the same data, and the means that each bought."
-    steps = sum(end.get("computed", end["step"]) for end in ends)
+    taken = [charged(plan, end.get("computed", end["step"])) for end in ends]
+    steps = sum(n for _, _, n in taken)
     earlier = getattr(plan, "earlier", ())
     if not steps and not plan.releases and not earlier:
         return 0.
@@ -521,7 +523,8 @@ def composed_epsilon(
     for _, q, sigma, n in earlier:
         account.step(q, sigma, n)
     if steps:
-        account.step(plan.q, plan.sigma, steps)
+        q, sigma, _ = taken[0]
+        account.step(q, sigma, steps)
     for sigma in plan.releases:
         account.step(1., sigma, len(ends))
     return account.epsilon(plan.delta)

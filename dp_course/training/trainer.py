@@ -23,8 +23,9 @@ from ..gradients import (
 from ..gradients import (
     bounded, noise_std, noised_fraction, noisy_mean, sensitivity_of, which_are_short)
 from ..gradients import trainable, unit_engine
-from ..privacy import (
-    SecretSeed, in_digits, keyed_digest, new_seed, normal, poisson_indices)
+from dp_course.privacy import (
+    SecretSeed, batch_indices, charged, in_digits, keyed_digest, new_seed, noise_kind, noise_of,
+    normal)
 from .checkpoints import (
     load_checked, save_atomic, writable_file, write_weights)
 from .checks import (
@@ -94,6 +95,7 @@ class Trainer:
         check_plan(plan, self.data)
         check_clip(self.clip, plan.sigma)
         self._ledger = Ledger(plan)
+        self._noise_maker = noise_of(plan)
         self.optimizer = made_optimizer(optimizer, model)
         self._weights = Weights(model)
         self._as_tested = check_run(self)
@@ -195,7 +197,8 @@ class Trainer:
         total, norms, entry, sensitivity = charged
         wide = {name: g.double() for name, g in total.items()}
         std = self._std(sensitivity)
-        mean = noisy_mean(wide, std, self.plan.batch_size, self._noise(entry))
+        noise = self._noise_maker.at(self.t, self._noise(entry), entry.digest)
+        mean = noisy_mean(wide, std, self.plan.batch_size, noise)
         for name, p in self.model.named_parameters():
             p.grad = mean[name].to(p.dtype) if name in mean else None
         self.optimizer.step()
@@ -221,7 +224,7 @@ class Trainer:
             sensitivity = self._sensitivity()
             total, norms = self._clipped_sum(self._draw(self.t, batch), self.t, sensitivity.scale)
             entry = self._step_entry(total, norms, self._std(sensitivity), batch)
-            if self._ledger.first(entry) not in (None, entry):
+            if self._ledger.used_otherwise(entry):
                 continue
             if not self._ledger.pays(entry):
                 return None
@@ -244,8 +247,9 @@ class Trainer:
         sums = {name_apart(name, "sum"): value for name, value in total.items()}
         released = {**sums, "norms": norms, "std": std, "batch size": self.plan.batch_size}
         clip = {f"clip {name}": value for name, value in self._clip_state().items()}
-        return self._entry(STEPS, released | clip, q=self.plan.q, sigma=self.plan.sigma,
-                           batch=batch)
+        q, sigma, _ = charged(self.plan, 1)
+        return self._entry(STEPS, released | clip | self._noise_maker.before(self.t),
+                           q=q, sigma=sigma, batch=batch)
 
     def _draw(
         self,
@@ -253,8 +257,8 @@ class Trainer:
         batch:int=0,  # which of its batches; others only after something was changed
     ):                # (b,) indices of the examples, or units, that are in it
         "Toss a coin for everybody. An audit may override this."
-        stream = f"sample {batch}" if batch else "sample"
-        return poisson_indices(self.plan.n, self.plan.q, self._secret.generator(stream, t))
+        coins = self._secret.generator(f"sample {batch}" if batch else "sample", t)
+        return batch_indices(self.plan, t, coins, self._secret.dice)
 
     def _noise(
         self,
@@ -507,6 +511,7 @@ class Trainer:
         return {**{f"plan.{name}": getattr(self.plan, name) for name in names},
                 **self._owners(),
                 **self._phases(),
+                **{f"plan.{name}": value for name, value in noise_kind(self.plan).items()},
                 "plan.accountant": self.plan.accountant.__name__,
                 "clip": type(self.clip).__name__,
                 "parts": [type(f).__name__ for f in self._parts],
@@ -601,7 +606,8 @@ class Trainer:
     @property
     def _parts(self):
         "Everything beside the model that has a state."
-        return [f for f in (self.optimizer, self.clip, *self.callbacks) if hasattr(f, "state_dict")]
+        parts = self.optimizer, self.clip, self._noise_maker, *self.callbacks
+        return [part for part in parts if hasattr(part, "state_dict")]
 
 # %% ../../nbs/workshop/training/trainer.ipynb #91e93271
 def _check_saved(

@@ -110,7 +110,7 @@ def spied(run, monkeypatch):
         seen["grad"] = {k: p.grad.clone() for k, p in run.params.items()}
         return step()
 
-    monkeypatch.setattr("dp_course.training.trainer.poisson_indices", poisson)
+    monkeypatch.setattr("dp_course.privacy.correlated.poisson_indices", poisson)
     run._clipped_sum, run.optimizer.step = summing, stepping
     run.step()
     return seen
@@ -367,7 +367,7 @@ def test_a_batch_never_serves_for_two_sums(tmp_path, monkeypatch):
         drawn.append(tuple(poisson_indices(n, q, generator).tolist()))
         return torch.tensor(drawn[-1], dtype=torch.int64)
 
-    monkeypatch.setattr("dp_course.training.trainer.poisson_indices", noting)
+    monkeypatch.setattr("dp_course.privacy.correlated.poisson_indices", noting)
     paying().fit(1).save(tmp_path/"c")
     paying().load(tmp_path/"c").step()
     paying(loss_fn=other_loss).load(tmp_path/"c").step()
