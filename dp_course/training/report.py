@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ..privacy import noise_kind
 from .checkpoints import write_text
 from .checks import KNOWN_ENGINES, name_of
 from .ledger import STEPS
@@ -29,7 +30,16 @@ def _plan_facts(plan):
     names = "n", "batch_size", "q", "steps", "sigma", "eps", "delta"
     facts = {name: _finite(getattr(plan, name)) for name in names}
     facts["releases"] = list(getattr(plan, "releases", ()))
-    return facts | {"accountant": plan.accountant.__name__}
+    return facts | noise_kind(plan) | {"accountant": plan.accountant.__name__}
+
+
+def _randomness_facts(plan):
+    "How batches are drawn, and what noise hides them."
+    if not noise_kind(plan):
+        return {"sampling": "Poisson, in every step at rate q", "noise": "Gaussian, float64"}
+    return {"sampling": f"cyclic Poisson, in every step from one of {plan.bands} groups at rate "
+                        f"{plan.rate:.6g}",
+            "noise": f"Gaussian, float64, correlated by a matrix of {plan.bands} bands"}
 
 
 def _guarantee_facts(trainer):
@@ -38,8 +48,7 @@ def _guarantee_facts(trainer):
     return {"definition": "(eps, delta)-differential privacy",
             "neighbours": f"adding or removing one {unit}, with all that belongs to it",
             "unit": unit,
-            "sampling": "Poisson, in every step at rate q",
-            "noise": "Gaussian, float64",
+            **_randomness_facts(trainer.plan),
             "clip": repr(trainer.clip),
             "sensitivity": torch.as_tensor(trainer.clip.sensitivity).tolist(),
             "seed": trainer.seed_policy,

@@ -249,3 +249,9 @@ def test_an_auditor_who_chooses_the_noise_sees_it_behind_the_matrix():
 def test_what_cannot_be_kept_is_refused(fails, says):
     with pytest.raises(ValueError, match=says):
         fails()
+
+
+def test_the_report_says_how_batches_and_noise_are_drawn():
+    report = run().report()
+    assert report["plan"]["bands"] == BANDS and "cyclic" in report["guarantee"]["sampling"]
+    assert "bands" not in run(1).report()["plan"]
