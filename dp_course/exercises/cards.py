@@ -237,6 +237,10 @@ _MEANT = {  # a part of what an exception says -> what it means
                  "which case has no solution?",
     "0-dimensional arrays can": "several numbers came where your line expects one: take NumPy's or "
                  "torch's function, not that of math",
+    "subscripts": "this case has more dimensions, or fewer, than your line expects: `...` in an "
+                 "einsum takes any number of them",
+    "changed size during|mutated during": "what a loop runs over must not change in the loop: "
+                 "loop over list(...) of it",
     "leaf Variable": "weights are changed inside `with torch.no_grad():`",
     "KeyError": "the dict has no such key: look at the keys that it has",
     "positional argument": "the function takes the arguments of the task, in their order"}
@@ -250,9 +254,10 @@ def _meant(error):
 
 def _changed(after, before):
     "Whether an argument is no longer what was given."
-    if not isinstance(before, (torch.Tensor, np.ndarray, list)):
-        return False
-    return bool(gap(_marked(after), _marked(before), 0., 0.))
+    if isinstance(before, list):
+        return repr(after) != repr(before)
+    arrays = isinstance(before, (torch.Tensor, np.ndarray))
+    return arrays and bool(gap(_marked(after), _marked(before), 0., 0.))
 
 
 def _another(value):
@@ -643,19 +648,31 @@ def _alike(got, want):
     return torch.allclose(got, want, rtol=1e-4, atol=0.)
 
 
-def _of_one_rule(answers):
+def _nearly(got, want):
+    "What a small difference comes from, in words."
+    off = ((got - want)/want).abs().max().item()
+    if (got == want.round()).all():
+        return "you rounded: the number is asked for as it is"
+    if off < 2e-3:
+        return (f"nearly right, and off by {off:.1g} of itself: a number too many that is small, a "
+                "search that ends too early, or float32 where float64 is needed")
+    return ""
+
+
+def _of_one_rule(answers, constants=True):
     "How every wrong number comes from the right one, in words; two or more must say so."
     got, want = _wrong_ones(answers)
     if len(want.unique()) < 2 or not got.isfinite().all():
         return ""
-    off = ((got - want)/want).abs().max().item()
-    if off < 2e-3:
-        return (f"nearly right, and off by {off:.1g} of itself: a number too many that is small, a "
-                "search that ends too early, or float32 where float64 is needed")
+    near = _nearly(got, want)
+    if near:
+        return near
     for why, rule in _RULES.items():
         if _alike(got, rule(want)):
             return why
     factor, more = (got/want).median(), (got - want).median().item()
+    if not constants:
+        return ""
     if factor and abs(factor - 1) > .01 and _alike(got, factor*want):
         known = [f": {why}" for why, times in _FACTORS.items() if abs(factor/times - 1) < 1e-4]
         return ("a factor is missing, or one too many: yours is "
@@ -670,8 +687,8 @@ def _sizes(name, value):
     if type(value) in (int, float) and value > 0:
         return {name: float(value)}
     if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 1:
-        return {f"{name}.shape[{i}]": float(size) for i, size in enumerate(value.shape)}
-    return {f"len({name})": float(len(value))} if hasattr(value, "__len__") else {}
+        return {f"{name}.shape[{i}]": float(size) for i, size in enumerate(value.shape) if size}
+    return {f"len({name})": float(len(value))} if hasattr(value, "__len__") and len(value) else {}
 
 
 def _each(value, kept):
@@ -756,7 +773,10 @@ def _in_between(answers):
     "How far wrong numbers are from the right ones, where no rule tells them apart, in words."
     pairs = [seen.numbers() for seen in answers]
     got, want = map(torch.cat, zip(*pairs))
-    ratio = (got/want)[(got != want)]
+    ratio = (got/want)[got != want]
+    near = _nearly(*_wrong_ones(answers))
+    if near:
+        return near
     if got.isfinite().all() and (ratio > 0).all() and ratio.max() < 100*ratio.min():
         return (f"no single factor: yours is {ratio.min():.3g} to {ratio.max():.3g} times the "
                 "right answer, so look for a term that is missing, or one that is another")
@@ -1010,28 +1030,40 @@ class Trial:
         "What wrong numbers have to do with the right ones, in words."
         everywhere = [seen for out in self.outcomes for seen in out.seen
                       if seen.differs and seen.numbers()]
-        for some in (wrong, everywhere):
-            why = _of_an_argument(some, self.arguments) or _of_one_rule(some)
-            if why:
-                return why
+        why = (_of_an_argument(everywhere, self.arguments) or _of_one_rule(everywhere)
+               or _of_an_argument(wrong, self.arguments) or _of_one_rule(wrong, constants=False))
+        if why:
+            return why
         changed = [self.arguments[i] for i in wrong[0].changed if i < len(self.arguments)]
         if changed:
             return (f"your function changes `{changed[0]}` itself, and what it reads there later "
                     "is no longer what was given: work on a copy")
-        return (_of_one_place(wrong) or self._deaf(wrong[0]) or self._depends(wrong[0])
-                or self._always_the_same() or _in_between(wrong))
+        return _of_one_place(wrong)
 
-    def _deaf(self, seen):
-        "The argument on which an answer should depend and does not, in words."
-        for i, (name, value) in enumerate(zip(self.arguments, seen.args)):
-            case = (*seen.args[:i], _another(value), *seen.args[i+1:])
-            try:
-                if self.truth and gap(self.truth(*fresh_copy(case)), seen.want, 1e-3) and not gap(
-                        self(*case), seen.got, 1e-9):
-                    return f"your answer does not depend on `{name}`"
-            except Exception:
-                continue
-        return ""
+    def _at_least(self, outcome):
+        "What can be said of numbers when nothing explains them, in words."
+        wrong = [seen for seen in outcome.seen if seen.differs and seen.numbers()]
+        if outcome.why or not wrong or wrong[0].is_choice():
+            return ""
+        return (self._always_the_same() or self._deaf() or self._depends(wrong[0])
+                or _in_between(wrong))
+
+    def _deaf(self):
+        "The argument on which answers should depend and do not, in words."
+        wrong = [[seen for seen in out.seen if seen.differs][-1:] for out in self.outcomes]
+        wrong = [seen for some in wrong for seen in some]
+        deaf = (name for i, name in enumerate(self.arguments)
+                if self.truth and all(self._ignores(i, seen) for seen in wrong))
+        return next((f"your answer does not depend on `{name}`" for name in deaf), "")
+
+    def _ignores(self, i, seen):
+        "Whether an answer stays when the i-th argument changes, and the truth does not."
+        try:
+            case = (*seen.args[:i], _another(seen.args[i]), *seen.args[i+1:])
+            return bool(gap(self.truth(*fresh_copy(case)), seen.want, 1e-3)
+                        and not gap(self(*case), seen.got, 1e-9))
+        except Exception:
+            return False
 
     def _is_right(self, slip):
         "Whether this slip is right in the first property that failed: then it is not this one."
@@ -1094,7 +1126,7 @@ class Trial:
         why = whys[0] or next(later, "")
         if not why and "got nan" in failed[0].numbers:
             why = "nan is no number: a 0/0, an inf - inf, or the log of something below 0"
-        return why or self._always_the_same()
+        return why or self._at_least(failed[0]) or self._always_the_same()
 
     def card(self):
         "The verdict, with one hint more than at the last failed try; keeps the progress."
