@@ -241,6 +241,8 @@ _MEANT = {  # a part of what an exception says -> what it means
                  "einsum takes any number of them",
     "changed size during|mutated during": "what a loop runs over must not change in the loop: "
                  "loop over list(...) of it",
+    "has no attribute": "what stands before the dot there is something else than your line "
+                 "expects, or has no such part",
     "leaf Variable": "weights are changed inside `with torch.no_grad():`",
     "KeyError": "the dict has no such key: look at the keys that it has",
     "positional argument": "the function takes the arguments of the task, in their order"}
@@ -686,9 +688,11 @@ def _sizes(name, value):
     "What of an argument may have become a factor, by its name."
     if type(value) in (int, float) and value > 0:
         return {name: float(value)}
-    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 1:
-        return {f"{name}.shape[{i}]": float(size) for i, size in enumerate(value.shape) if size}
-    return {f"len({name})": float(len(value))} if hasattr(value, "__len__") and len(value) else {}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        places = {f"{name}.shape[{i}]": float(n) for i, n in enumerate(value.shape) if n}
+        return places if value.ndim > 1 else {f"len({name})": n for n in places.values()}
+    sized = isinstance(value, (list, tuple, dict)) and len(value) > 0
+    return {f"len({name})": float(len(value))} if sized else {}
 
 
 def _each(value, kept):
