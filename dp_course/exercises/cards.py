@@ -732,14 +732,16 @@ def _of_an_argument(answers, arguments):
 def _of_one_place(answers):
     "Whether only the first or the last number is wrong, or the order is, in words."
     pairs = [seen.numbers() for seen in answers]
+    if any(len(got) < 2 for got, _ in pairs):
+        return ""
+    if all(_alike(got.sort().values, want.sort().values) for got, want in pairs):
+        return "the right numbers in another order"
     if any(len(got) < 3 for got, _ in pairs):
         return ""
     places = [(~torch.isclose(*pair, rtol=1e-5, atol=1e-9)).nonzero().flatten() for pair in pairs]
     for place, name in ((0, "first"), (-1, "last")):
         if all(where.tolist() == [place % len(got)] for where, (got, _) in zip(places, pairs)):
             return f"all numbers are right but the {name}"
-    if all(_alike(got.sort().values, want.sort().values) for got, want in pairs):
-        return "the right numbers in another order"
     return ""
 
 
@@ -781,7 +783,11 @@ def _in_between(answers):
     near = _nearly(*_wrong_ones(answers))
     if near:
         return near
-    if got.isfinite().all() and (ratio > 0).all() and ratio.max() < 100*ratio.min():
+    if len(ratio) and (ratio > 0).all() and ratio.max() < (1 + 1e-4)*ratio.min():
+        return (f"yours is {ratio[0]:.4g} times the right answer in this case: which factor, or "
+                "which of the terms, is another?")
+    if len(ratio) and got.isfinite().all() and (ratio > 0).all() and (
+            ratio.max() < 100*ratio.min()):
         return (f"no single factor: yours is {ratio.min():.3g} to {ratio.max():.3g} times the "
                 "right answer, so look for a term that is missing, or one that is another")
     right = torch.isclose(got, want, rtol=1e-5, atol=1e-9).sum().item()
@@ -1042,15 +1048,15 @@ class Trial:
         if changed:
             return (f"your function changes `{changed[0]}` itself, and what it reads there later "
                     "is no longer what was given: work on a copy")
-        return _of_one_place(wrong)
+        return ""
 
     def _at_least(self, outcome):
         "What can be said of numbers when nothing explains them, in words."
         wrong = [seen for seen in outcome.seen if seen.differs and seen.numbers()]
         if outcome.why or not wrong or wrong[0].is_choice():
             return ""
-        return (self._always_the_same() or self._deaf() or self._depends(wrong[0])
-                or _in_between(wrong))
+        return (self._always_the_same() or self._deaf() or _of_one_place(wrong)
+                or self._depends(wrong[0]) or _in_between(wrong))
 
     def _deaf(self):
         "The argument on which answers should depend and do not, in words."
