@@ -1062,18 +1062,20 @@ class Trial:
         "The argument on which answers should depend and do not, in words."
         wrong = [[seen for seen in out.seen if seen.differs][-1:] for out in self.outcomes]
         wrong = [seen for some in wrong for seen in some]
-        deaf = (name for i, name in enumerate(self.arguments)
-                if self.truth and all(self._ignores(i, seen) for seen in wrong))
-        return next((f"your answer does not depend on `{name}`" for name in deaf), "")
+        for i, name in enumerate(self.arguments if self.truth else ()):
+            if {self._ignores(i, seen) for seen in wrong} - {None} == {True}:
+                return f"your answer does not depend on `{name}`"
+        return ""
 
     def _ignores(self, i, seen):
-        "Whether an answer stays when the i-th argument changes, and the truth does not."
+        "Whether an answer stays when the i-th argument changes; None if the truth stays, too."
         try:
             case = (*seen.args[:i], _another(seen.args[i]), *seen.args[i+1:])
-            return bool(gap(self.truth(*fresh_copy(case)), seen.want, 1e-3)
-                        and not gap(self(*case), seen.got, 1e-9))
+            if not gap(self.truth(*fresh_copy(case)), seen.want, 1e-3):
+                return None
+            return not gap(self(*case), seen.got, 1e-9)
         except Exception:
-            return False
+            return None
 
     def _is_right(self, slip):
         "Whether this slip is right in the first property that failed: then it is not this one."

@@ -232,7 +232,7 @@ def _power(root, eps, power):
 
 def _in_steps(sigma):
     "An eps that jumps over the budget of 2 at 1.7, as on a grid."
-    return 2.0002 if 1.69 < sigma < 1.7 else 1.98*(1.7/sigma)**1.5 if sigma > 0 else math.inf
+    return (2.0002 if sigma < 1.7 else 1.98)*(1.7/sigma)**1.5 if sigma > 0 else math.inf
 
 
 def _infinite_below(sigma):

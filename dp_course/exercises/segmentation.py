@@ -199,7 +199,8 @@ _AGREEMENT_SLIPS = {
     "the sum is divided by n, and its noise with it: std sigma/n": dict(divisor=lambda n: 1),
     "the noise of a mean has std sigma/n, not sigma/sqrt(n)": dict(divisor=lambda n: n**.5),
     "every step has noise, not only one": dict(once=True),
-    "every step has new noise: the same again would not average out": dict(same=True),
+    "that is one step, or one noise for all of them: the weights go where all steps lead "
+    "together, and every step has new noise": dict(same=True),
     "sigma/n is the std in each coordinate, not the length of the noise": dict(flat=True),
     "all units point along the first coordinate, not along all d": dict(agreed=None),
     "a length is the root of a sum of squares": dict(of=lambda moved: moved[0]/moved.abs().sum()),
@@ -248,14 +249,17 @@ def _repeats(trial):
     first, again = (float(trial(*case, torch.Generator().manual_seed(seed))) for _ in range(2))
     trial.need(first == again, f"the same generator gave {first:.6g} and {again:.6g}",
                "your draws ignore `generator`")
+    other = float(trial(*case, trial.fresh_generator()))
+    trial.need(first != other, f"another generator gave {other:.6g} again", "an experiment draws "
+               "its noise: that is a formula, or one noise for ever")
 
 
 def _one_direction(trial):
+    _repeats(trial)
     got = trial(50, 1, 1., 4, trial.fresh_generator())
     trial.need(abs(got - 1) < 1e-5, f"for n, d, sigma, steps = 50, 1, 1, 4: got {got}, "
                "expected 1", "with d = 1 there is nothing to turn to: divide by the length of "
                "where the weights went")
-    _repeats(trial)
 
 # %% ../../nbs/exercises/segmentation.ipynb #2fdeec40
 check_agreement = Exercise(

@@ -59,3 +59,7 @@ WRONG = {
         "not before":
             "lambda g, a: (((g @ g.mT)*(a @ a.mT)).sum((1, 2))/g.shape[1]).sqrt()"},
 }
+WRONG["check_output_errors"] |= {
+    "a large output overflows": "lambda w, a, y: (a @ w.T).exp()/(a @ w.T).exp().sum(1)[:, None]"
+                                " - torch.eye(len(w))[y]",
+    "rows and columns": "lambda w, a, y: ((a @ w.T).softmax(1) - torch.eye(len(w))[y]).T"}

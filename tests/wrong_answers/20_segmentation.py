@@ -66,3 +66,6 @@ def dice_scores(predicted, y, classes):
         "divide by the length": AGREEMENT.replace("moved.norm()", "steps")},
 }
 SLOW = set()
+WRONG["check_own_share"] |= {
+    "not the sum of the absolute": "lambda x, o: (o[torch.cdist(x.flatten(1), x.flatten(1), p=1)"
+                                   ".fill_diagonal_(1e9).argmin(1)] == o).double().mean()"}
