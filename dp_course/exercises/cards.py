@@ -791,7 +791,9 @@ def _in_between(answers):
         return (f"no single factor: yours is {ratio.min():.3g} to {ratio.max():.3g} times the "
                 "right answer, so look for a term that is missing, or one that is another")
     right = torch.isclose(got, want, rtol=1e-5, atol=1e-9).sum().item()
-    return f"{right} of {len(got)} numbers are right: what sets the others apart?" if right else ""
+    if right:
+        return f"{right} of {len(got)} numbers are right: what sets the others apart?"
+    return "nothing but zeros" if not got.any() else ""
 
 
 def _is_like(got, want):

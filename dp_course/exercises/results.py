@@ -178,6 +178,10 @@ check_search_cost = Exercise(
             lambda plan, tried: _search(plan, tried - 1) if tried else 0.,
         "eps does not add up run by run: one accountant for all steps is cheaper":
             lambda plan, tried: (tried + 1)*_search(plan, 0),
+        "eps does not add up run by run: ask the accountant for all steps together":
+            lambda plan, tried: (tried + 1)*plan.eps,
+        "eps grows with the root of the number of runs nearly, and not quite: ask the accountant":
+            lambda plan, tried: (tried + 1)**.5*plan.eps,
         "not eps times the root of the number of runs: ask the accountant":
             lambda plan, tried: (tried + 1)**.5*_search(plan, 0),
         "that is one run: the tuning runs looked at the data too":
