@@ -202,13 +202,14 @@ def _finds(release, most, advice, still=""):
             return release(torch.as_tensor(g).double(), bound)
         found = float(trial(publish, 20))
         numbers = f"found {found:.4g}, the farthest move is {far:.4g}"
-        trial.need(found <= far*(1 + 1e-6) + 1e-9, numbers,
-                   "more than possible: both sides must hold the same people, but for her, and "
-                   "one newcomer is one move: the largest, not a sum of moves")
+        possible = found <= far*(1 + 1e-6) + 1e-9
         enough = found >= (.7 if far > 9*bound else .98)*far
-        if not enough and float(trial(lambda g: 3*publish(g), 20)) == found > 0:
-            trial.need(False, numbers, "the same number for whatever is released: call it, "
+        if not (possible and enough):
+            same = float(trial(lambda g: 3*publish(g), 20)) == found > 0
+            trial.need(not same, numbers, "the same number for whatever is released: call it, "
                        "with and without a stranger")
+        trial.need(possible, numbers, "more than possible: both sides must hold the same people, "
+                   "but for her, and one newcomer is one move: the largest, not a sum of moves")
         trial.need(enough, numbers, still if still and found < 1e-9*far else advice)
     return found_it
 

@@ -386,12 +386,12 @@ check_judge = Exercise(
     "seeds, with few false verdicts, and real gains found.",
     properties={
         "two equal methods: no verdict but in one of twenty": _few_alarms,
-        "nor with three seeds": _few_alarms_of_three,
         "ten points are seen": _found(10., 1., .95),
         "a loss is a loss": _found(-10., 1., .95),
         "one point is found, though seeds differ by three": _found(1., 3., .85),
         "one lucky seed, and four that hardly differ: no verdict": _one_lucky_seed,
-        "equal methods that vary more: no verdict either": _few_alarms_in_noise},
+        "equal methods that vary more: no verdict either": _few_alarms_in_noise,
+        "nor too many with three seeds": _few_alarms_of_three},
     hints=(
         "Equal seeds share their luck: look at `a - b`.",
         "t = mean/(std/sqrt(n)) of the differences; how large may chance make it?",
