@@ -652,6 +652,8 @@ def _alike(got, want):
 
 def _nearly(got, want):
     "What a small difference comes from, in words."
+    if len(got) == 0:
+        return ""
     off = ((got - want)/want).abs().max().item()
     if (got == want.round()).all():
         return "you rounded: the number is asked for as it is"
