@@ -795,7 +795,9 @@ def _in_between(answers):
     right = torch.isclose(got, want, rtol=1e-5, atol=1e-9).sum().item()
     if right:
         return f"{right} of {len(got)} numbers are right: what sets the others apart?"
-    return "nothing but zeros" if not got.any() else ""
+    return "nothing but zeros" if not got.any() else (
+        f"none of {len(got)} numbers is right: compute the first by hand, and see where your "
+        "function leaves that way")
 
 
 def _is_like(got, want):
@@ -1060,7 +1062,7 @@ class Trial:
         if outcome.why or not wrong or wrong[0].is_choice():
             return ""
         return (self._always_the_same() or self._deaf() or _of_one_place(wrong)
-                or self._depends(wrong[0]) or _in_between(wrong))
+                or self._depends(wrong[0]) or _of_one_rule(wrong) or _in_between(wrong))
 
     def _deaf(self):
         "The argument on which answers should depend and do not, in words."

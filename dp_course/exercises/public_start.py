@@ -140,13 +140,13 @@ check_own_rate = Exercise(
                           / len(h[_reported(h, t)[0]])**.5),
         "these are the images that chose: the best of several tries is too good":
             lambda h, t: _reported(h, h),
-        "the best rate is not the largest one: max(..., key=...) by the mean on held-out images":
-            lambda h, t: _reported({max(h): h[max(h)]}, t),
         "the mean of k runs spreads by std over the root of k, not over k":
             lambda h, t: (*_reported(h, t)[:2],
                           _reported(h, t)[2]/len(t[_reported(h, t)[0]])**.5),
         "one lucky seed chose: compare means over the seeds":
             lambda h, t: _reported(h, t, torch.max),
+        "the best rate is not the largest one: max(..., key=...) by the mean on held-out images":
+            lambda h, t: _reported({max(h): h[max(h)]}, t),
         "means of the held-out accuracies choose, not medians":
             lambda h, t: _reported(h, t, torch.median),
         "the best of the held-out means chooses, not the worst":

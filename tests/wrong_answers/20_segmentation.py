@@ -47,7 +47,7 @@ def dice_scores(predicted, y, classes):
         "sigma is missing": "lambda n, d, eps, delta: d**.5/n",
         "1/eps is no multiplier": "lambda n, d, eps, delta: d**.5/n/eps",
         "the textbook's":
-            "lambda n, d, eps, delta: (2*math.log(1.25/delta))**.5/eps*d**.5/n",
+            "lambda n, d, eps, delta: (2*torch.tensor(1.25/delta).log().item())**.5/eps*d**.5/n",
         "the other way round":
             "lambda n, d, eps, delta: n/d**.5/gaussian_sigma(eps=eps, delta=delta)"},
     "check_agreement": {
