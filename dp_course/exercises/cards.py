@@ -655,7 +655,7 @@ def _nearly(got, want):
     if len(got) == 0:
         return ""
     off = ((got - want)/want).abs().max().item()
-    if (got == want.round()).all():
+    if (got == want.round()).all() and (got.abs() > 1).all():
         return "you rounded: the number is asked for as it is"
     if off < 2e-3:
         return (f"nearly right, and off by {off:.1g} of itself: a number too many that is small, a "
