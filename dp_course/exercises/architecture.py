@@ -37,6 +37,8 @@ check_tempered = Exercise(
             lambda x, s, T, o: s*torch.sigmoid(x/T) - o,
         "the offset is taken away from the curve, not from what goes into it":
             lambda x, s, T, o: s*torch.sigmoid(T*x - o),
+        "the offset is missing: it moves the curve down":
+            lambda x, s, T, o: s*torch.sigmoid(T*x),
         "the offset is taken away: it moves the curve down":
             lambda x, s, T, o: s*torch.sigmoid(T*x) + o,
         "that is tanh, the member (2, 2, 1); the others are missing":
@@ -47,6 +49,12 @@ check_tempered = Exercise(
         "`scale*torch.sigmoid(temperature*x) - offset`"))
 
 # %% ../../nbs/exercises/architecture.ipynb #50f541c6
+def _only(rows, name):
+    "The rows as if one of the two had not been changed at all."
+    other = {"lr": "max_norm", "max_norm": "lr"}[name]
+    return [row | {other: 1.} for row in rows]
+
+
 def _choice(rows, act, stage="tune", of=lambda scores: sum(scores)/len(scores), larger=False):
     "Best mean over seeds; of equals the smaller rate."
     tried = {}
@@ -87,6 +95,9 @@ check_fair_choice = Exercise(
     slips={
         "you chose on the test set: those rows are for the end":
             lambda rows, act: _choice(rows, act, "final"),
+        "rate and threshold were tried as a pair: choose the best pair, not each by itself":
+            lambda rows, act: (_choice(_only(rows, "lr"), act)[0],
+                               _choice(_only(rows, "max_norm"), act)[1]),
         "you used what suits the others: every activation gets its own":
             lambda rows, act: _choice(rows, None),
         "one lucky seed: compare the means over seeds":
@@ -172,9 +183,9 @@ check_whole_bill = Exercise(
         "were any, then `account.epsilon(1e-5)`"))
 
 # %% ../../nbs/exercises/architecture.ipynb #dafeda7d
-def _holm(p, times=lambda m, rank: m - rank, rising=True, cap=True, in_order=True):
+def _holm(p, times=lambda m, rank: m - rank, rising=True, cap=True, in_order=True, falling=False):
     "Holm's correction, or a mistake in it."
-    order = sorted(range(len(p)), key=lambda i: p[i])
+    order = sorted(range(len(p)), key=lambda i: p[i], reverse=falling)
     highest, out = 0., [0.]*len(p)
     for rank, i in enumerate(order):
         value = times(len(p), rank)*p[i]
@@ -216,6 +227,10 @@ check_holm = Exercise(
     slips={
         "that is Bonferroni: only the smallest is multiplied by m, the next one by m - 1":
             lambda p: _holm(p, lambda m, rank: m),
+        "the smallest is multiplied by m, not by m + 1": lambda p: _holm(
+            p, lambda m, rank: m - rank + 1),
+        "begin with the smallest p: it gets the factor m":
+            lambda p: _holm(p, falling=True),
         "the smallest is multiplied by m, not by m - 1": lambda p: _holm(
             p, lambda m, rank: m - rank - 1),
         "the smallest gets the largest factor, m": lambda p: _holm(p, lambda m, rank: rank + 1),

@@ -108,13 +108,18 @@ check_log_ratio = Exercise(
     properties={
         "equal widths": _one(1.5, 2., .5, -1., .5),
         "the others spread more": _one(1., 2., .5, -1., 2.),
-        "far away from both": _one(40., 3., 1., -2., 1.5),
+        "far away from both": _one(60., 3., 1., -2., 1.5),
         "a table of confidences": lambda trial: _fits(trial, 5, 7)},
     slips={
         "that is the ratio the wrong way round: a member's density stands above":
             lambda *a: -_log_ratio(*a),
         "the density of a wide bell is low everywhere: the term ln(std_out/std_in) is missing":
             lambda c, a, s, b, t: (((c - b)/t)**2 - ((c - a)/s)**2)/2,
+        "far away both densities are rounded to 0: subtract their logarithms instead":
+            lambda c, a, s, b, t: torch.log((-((c - a)/s)**2/2).exp()/s)
+            - torch.log((-((c - b)/t)**2/2).exp()/t),
+        "the exponents are natural, so the logarithm of the widths is natural, too":
+            lambda c, a, s, b, t: _log_ratio(c, a, s, b, t) - torch.log(t/s) + torch.log2(t/s),
         "the logarithm of the two widths is the wrong way round":
             lambda c, a, s, b, t: (((c - b)/t)**2 - ((c - a)/s)**2)/2 + torch.log(s/t),
         "the exponent of a normal density has a factor of one half":
@@ -235,6 +240,8 @@ check_missing_gradient = Exercise(
         "both terms go to the other side: minus the decay, too":
             lambda W, others, decay: _missing(W, others, decay, sign=-1),
         "the decay is missing": lambda W, others, decay: -others.sum(0),
+        "add the tables up over the people, dim 0: one table is left, not one number":
+            lambda W, others, decay: _missing(W, others, decay) + others.sum(0) - others.sum(),
         "the gradients are added up over n people, and so the decay counts n times":
             lambda W, others, decay: -others.sum(0) - decay*W,
         "add the others' gradients up: no mean": lambda W, others, decay:
@@ -312,7 +319,7 @@ check_pin_chance = Exercise(
             (trial.whole(1, 40), trial.whole(5000, 10_000), trial.uniform(.1, 4.),
              trial.uniform(1e-4, 1e-2)) for _ in range(5)],
         "no privacy lost: a guess is a guess": [(3, 1000, 0., 0.)],
-        "a probability is at most 1": [(1, 100, 9., 1e-5), (90, 100, 1., 0.)]},
+        "a probability is at most 1": [(1, 100, 9., .01), (90, 100, 1., 0.)]},
     slips={
         "a probability is at most 1": lambda k, n, e, d: math.exp(e)*k/n + d,
         "delta counts before the probability is cut at 1":

@@ -206,6 +206,10 @@ def _noise_cancels(trial):
                "for each" if got > 20 else "")
 
 
+def _newcomer_only(step, examples, newcomer, bound):
+    return flat(step(*newcomer, fresh(0))["gradient"]).norm().item()/bound
+
+
 def _by_tensor(step, examples, newcomer, bound):
     x, y = (torch.cat(pair) for pair in zip(examples, newcomer))
     after, before = (step(*rows, fresh(0))["gradient"] for rows in ((x, y), examples))
@@ -245,6 +249,7 @@ check_moved_by = Exercise(
         "that is the squared length": lambda *a: _moved_by(*a)**2*a[3],
         "one length over all tensors: flat puts them into one vector": _by_tensor,
         "the newcomer joins the others: D and D + z": _alone,
+        "a step on the newcomer alone is no difference: take D + z, and D": _newcomer_only,
         "subtract the two vectors, and then take the length": _lengths_apart,
         "the newcomer comes last in x and in y, or labels change their owners":
             lambda s, d, z, b: _moved_by(

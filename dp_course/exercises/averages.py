@@ -52,6 +52,13 @@ check_warm_ema = Exercise(
         "(1 + t)/(10 + t): the 1 above is missing": _ema(lambda t, decay: min(decay, t/(10 + t))),
         "begin with the first iterate: 0 is no iterate": lambda iterates, decay: _ema()(
             torch.cat([0*iterates[:1], iterates[1:]]), decay),
+        "the first iterate comes in whole, and the mixing starts with the second":
+            lambda iterates, decay: _ema()(torch.cat([
+                (1 - _warm(0, decay))*iterates[:1], iterates[1:]]), decay),
+        "the last iterate counts, too": lambda iterates, decay: _ema()(
+            iterates[:max(1, len(iterates) - 1)], decay),
+        "the fraction has 10 + t below: it grows towards 1":
+            _ema(lambda t, decay: min(decay, .1)),
         "that is the plain mean": lambda iterates, decay: iterates.mean(0),
         "that is the last iterate: the older ones belong into the average, too":
             lambda iterates, decay: iterates[-1],
@@ -90,6 +97,8 @@ check_shares = Exercise(
     slips={
         "a decay is what the older iterates keep; the new one gets 1 - decay":
             lambda decays: _shares([1 - decay for decay in decays]),
+        "the shares after the first shrink, too: multiply each by the decays that come later":
+            lambda decays: _shares(decays)[:1] + [1 - decay for decay in decays],
         "whatever comes later shrinks the older shares: multiply them by every later decay":
             lambda decays: [1., *(1 - decay for decay in decays)],
         "the first iterate has a share, too: T shares for T - 1 decays":
@@ -149,6 +158,8 @@ check_second_moment = Exercise(
     slips={
         "the mean began with zeros: divide by 1 - beta**T, T the number of gradients":
             lambda g, s, f, b: (_running(g, b) - s**2).clamp(min=f),
+        "T gradients have come, so the division is by 1 - beta**T: no other power":
+            lambda g, s, f, b: (_running(g, b)/(1 - b**(len(g) + 1)) - s**2).clamp(min=f),
         "the mean begins with zeros, as the division by 1 - beta**T assumes, not with a square":
             lambda g, s, f, b: ((_running(g, b) + b**len(g)*g[0]**2)/(1 - b**len(g)) - s**2)
             .clamp(min=f),

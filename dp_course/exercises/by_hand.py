@@ -48,6 +48,12 @@ check_steal = Exercise(
             lambda W, b: _stolen(W, b) | {"image": -_stolen(W, b)["image"]},
         "every row, divided by its entry, is the image: one of them is enough, no sum":
             lambda W, b: _stolen(W, b) | {"image": (W/b[:, None]).sum(0)},
+        "one row for each class: W[label], not the column W[:, label]":
+            lambda W, b: _stolen(W, b) | {"image": W[:, b.argmin()]/b.min()},
+        "a row is the image *times* its entry of the bias: divide, don't subtract":
+            lambda W, b: _stolen(W, b) | {"image": W[b.argmin()] - b.min()},
+        "every row, divided by its entry, is the image: a mean over the pixels is none":
+            lambda W, b: _stolen(W, b) | {"image": (W/b[:, None]).mean(1)},
         "argmin is a place: divide by the entry that stands there":
             lambda W, b: _stolen(W, b) | {"image": W[b.argmin()]/b.argmin()},
         "add no rows up: each one is the image times its own entry of the bias":
@@ -134,6 +140,8 @@ check_clipped = Exercise(
         "C bounds the root of the sum of squares, not the sum of the entries":
             lambda g, C: g*(C/g.abs().sum()).clamp(max=1),
         "C is a length, not a factor": lambda g, C: g*C,
+        "the factor is C over the norm: norm times C is neither":
+            lambda g, C: g/(g.norm()*C).clamp(min=1),
         "only a gradient longer than C is shortened: you shortened the others":
             lambda g, C: g if g.norm() > C else g*C/g.norm()},
     leaks={
@@ -161,7 +169,9 @@ def _flat_sum(g, bound):
 
 
 _RELEASES = {  # what is published of (b,d) gradients, how far one newcomer moves it, advice
-    "an honest clip": (_flat_sum, lambda bound: bound, "make some strangers long"),
+    "an honest clip": (
+        _flat_sum, lambda bound: bound,
+        "make some strangers long; a move is the *length* of the difference; keep the largest"),
     "a smooth clip": (
         lambda g, bound: (g*1.5*bound/(_lengths(g) + bound)).sum(0), lambda bound: 1.5*bound,
         "far out this clip gives more: try lengths up to 1e6"),
@@ -192,12 +202,14 @@ def _finds(release, most, advice, still=""):
             return release(torch.as_tensor(g).double(), bound)
         found = float(trial(publish, 20))
         numbers = f"found {found:.4g}, the farthest move is {far:.4g}"
-        trial.need(found <= far*(1 + 1e-6) + 1e-9, numbers,
-                   "more than possible: both sides must hold the same people, but for her")
+        possible = found <= far*(1 + 1e-6) + 1e-9
         enough = found >= (.7 if far > 9*bound else .98)*far
-        if not enough and float(trial(lambda g: 3*publish(g), 20)) == found > 0:
-            trial.need(False, numbers, "the same number for whatever is released: call it, "
+        if not (possible and enough):
+            same = float(trial(lambda g: 3*publish(g), 20)) == found > 0
+            trial.need(not same, numbers, "the same number for whatever is released: call it, "
                        "with and without a stranger")
+        trial.need(possible, numbers, "more than possible: both sides must hold the same people, "
+                   "but for her, and one newcomer is one move: the largest, not a sum of moves")
         trial.need(enough, numbers, still if still and found < 1e-9*far else advice)
     return found_it
 
@@ -258,6 +270,8 @@ check_clipped_sum = Exercise(
             lambda g, C: _finite_sum(g, C)/max(1, len(g)),
         "short gradients must stay as they are: the factor is at most 1":
             lambda g, C: (g*C/_lengths(g)).sum(0),
+        "the last row is missing: every example counts": lambda g, C: _finite_sum(g[:-1], C),
+        "the first row is missing: every example counts": lambda g, C: _finite_sum(g[1:], C),
         "one number for each weight: add the rows up, dim=0":
             lambda g, C: (g*(C/_lengths(g)).clamp(max=1)).sum(1)},
     leaks={
@@ -374,6 +388,8 @@ check_private_mean = Exercise(
         "the generator decides the noise": _generator_decides},
     slips={  # without their noise
         "that is the sum: divide by batch_size": lambda g, c, s, b, gen: _flat_sum(g, c),
+        "C is not divided by the batch: clip to max_norm, and divide the sum":
+            lambda g, c, s, b, gen: _flat_sum(g, c/b),
         "short gradients must stay as they are: the factor is at most 1":
             lambda g, c, s, b, gen: (g*c/_lengths(g)).sum(0)/b,
         "C bounds the length, the root of the sum of squares: the root is missing":
@@ -446,13 +462,37 @@ def _of_one(ratio):
 
 
 def _of_four(ratio):
+    if abs(ratio - .5) < .05:
+        return "one step only: `return` stands after the loop, not in it"
     return ("every step draws noise of its own" if ratio > 1.5 else _of_one(ratio))
+
+
+def _keeps_the_start(trial):
+    case = _run(trial, [[0, 1], [2]])
+    w = case[0].clone()
+    trial.on_these(w, *case[1:])
+    trial.need(torch.equal(w, case[0]), f"w was {case[0].tolist()[0]:.4g}, ..., and is "
+               f"{w.tolist()[0]:.4g}, ... afterwards", "`w -= ...` changes the weights that were "
+               "handed over, and the next run would start from them: w = w - ...")
 
 
 def _steps_from_the_generator(trial):
     def steps(generator):
         return trial(torch.zeros(3).double(), _bowl, [[0], []], .5, 1., 1., 4, generator)
     judge_generator(trial, steps)
+
+
+def _together(w, gradient, batches, lr, C, sigma, batch_size, generator):
+    "A slip: the batch's gradients are added up before the clip."
+    for batch in batches:
+        whole = sum((gradient(w, i) for i in batch), torch.zeros_like(w))[None]
+        w = w - lr*_private_mean(whole, C, sigma, batch_size, generator)
+    return w
+
+
+def _counted(w, gradient, batches, *settings):
+    "A slip: places in the batch are taken for its examples."
+    return _dp_sgd(w, gradient, [range(len(batch)) for batch in batches], *settings)
 
 
 def _with(**changed):
@@ -481,12 +521,17 @@ check_dp_sgd = Exercise(
         "a batch of nobody in between": lambda trial: [_run(trial, [[0, 1], [], [2]])],
         "a batch of nobody takes a noisy step": _noisy_steps(1, _of_one),
         "the noise of every step is new": _noisy_steps(4, _of_four),
+        "the weights that were given stay as they are": _keeps_the_start,
         "the generator decides the noise": _steps_from_the_generator},
     slips={
         "the gradients are those at the current weights, not at the first ones": _with(at=0),
         "a step goes *against* the gradient: w - lr*...": _with(sign=-1),
+        "a batch holds the numbers of its examples: gradient(w, i) for i in batch": _counted,
+        "one step only: `return` stands after the loop, not in it":
+            lambda w, gradient, batches, *settings: _dp_sgd(w, gradient, batches[:1], *settings),
         "the learning rate is missing": _with(lr=1.)},
     leaks={
+        "you clipped the sum of the batch: a row for each example, clipped by itself": _together,
         "you divided by the number that came: by the expected one, batch_size": _with(size=0)},
     hints=(
         "For each batch: the table of its gradients at the current w, `private_mean`, and a step.",

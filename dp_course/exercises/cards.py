@@ -214,6 +214,67 @@ def _theirs(error, function, args):
             f"{_line_of(error, function)}")
 
 
+_MEANT = {  # a part of what an exception says -> what it means
+    "ambiguous": "`if`, `and`, `min` and `max` take one truth, and here are many numbers: "
+                 "torch.where, torch.minimum and their like take them all at once",
+    "converted to (Python s|S)calar|only .*(size|length)-1 arrays": "several numbers came where "
+                 "your line expects one: average them, add them up, or take them one by one",
+    "non-empty|empty (sequence|tensor)|zero-size|numel.. == 0|StopIteration": "this case is empty, "
+                 "or nothing was found: an answer is due all the same",
+    "ZeroDivision": "a division by 0: which case has nothing to divide by?",
+    "math domain error": "the root or the logarithm of something that is not above 0",
+    "Overflow|too large": "a number too large for a float: let exponentials cancel before they are "
+                 "computed, or work with logarithms",
+    "is out of (range|bounds)|index out of": "an index goes past the end: take sizes from the "
+                 "arguments, not from the lesson's example",
+    "must match|be multiplied|broadcast|shape mismatch|mismatch in|equal size|same size": "two "
+                 "shapes do not fit: keepdim=True or [:, None] keeps a place for each number",
+    "UnboundLocal": "this variable has no value yet when it is read",
+    "NameError": "your function does not know this name: import it, or hand it over as an argument",
+    "same dtype|scalar type": "float32 and float64 meet: make new tensors with the dtype of those "
+                 "that were given",
+    "must have different signs": "brentq wants a root between its two ends, and here is none: "
+                 "which case has no solution?",
+    "0-dimensional arrays can": "several numbers came where your line expects one: take NumPy's or "
+                 "torch's function, not that of math",
+    "subscripts": "this case has more dimensions, or fewer, than your line expects: `...` in an "
+                 "einsum takes any number of them",
+    "changed size during|mutated during": "what a loop runs over must not change in the loop: "
+                 "loop over list(...) of it",
+    "has no attribute": "what stands before the dot there is something else than your line "
+                 "expects, or has no such part",
+    "leaf Variable": "weights are changed inside `with torch.no_grad():`",
+    "KeyError": "the dict has no such key: look at the keys that it has",
+    "positional argument": "the function takes the arguments of the task, in their order"}
+
+
+def _meant(error):
+    "A student's exception in plain words; empty if it is none of the usual ones."
+    said = f"{type(error).__mro__[:2]}: {error}"
+    return next((why for part, why in _MEANT.items() if re.search(part, said)), "")
+
+
+def _changed(after, before):
+    "Whether an argument is no longer what was given."
+    if isinstance(before, list):
+        return repr(after) != repr(before)
+    arrays = isinstance(before, (torch.Tensor, np.ndarray))
+    return arrays and bool(gap(_marked(after), _marked(before), 0., 0.))
+
+
+def _another(value):
+    "Another value of the same kind."
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_another, value))
+    if type(value) is float:
+        return value/2
+    if type(value) is int:
+        return value + 1
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    floats = floats or isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return value*.7 + .01 if floats else value
+
+
 _SECONDS = 60  # that a student's function may take in one check, all calls together
 
 
@@ -476,13 +537,22 @@ def how_far(
     "Show which exercises of the lessons and rooms in a folder are solved."
     return Progress(folder)
 
-# %% ../../nbs/workshop/exercises/cards.ipynb #c29f2850
+# %% ../../nbs/workshop/exercises/cards.ipynb #3d5e7a11
 def _marked(answer):
     "An answer in which NaN is a number like others: two wrong answers may have it in common."
     try:
         return _values(answer).nan_to_num(nan=1.2345e67)
     except (TypeError, ValueError, RuntimeError):
         return answer
+
+
+def _row(answer):
+    "All numbers of an answer, one after the other, whatever holds them."
+    if isinstance(answer, dict):
+        answer = list(answer.values())
+    if isinstance(answer, (list, tuple)):
+        return torch.cat([torch.zeros(0).double(), *map(_row, answer)])
+    return _values(answer).flatten()
 
 
 @dataclass(frozen=True)
@@ -494,6 +564,7 @@ class _Seen:
     rtol:float
     zero:float
     differs:bool
+    changed:tuple=()  # places of the arguments that the student's function changed
 
     def is_from(self, slip):
         "Whether this wrong function gives the same answer."
@@ -526,7 +597,7 @@ class _Seen:
     def numbers(self):
         "What was answered and what is right, number by number, where both are numbers."
         try:
-            got, want = _values(self.got).flatten(), _values(self.want).flatten()
+            got, want = _row(self.got), _row(self.want)
         except (TypeError, ValueError, RuntimeError):
             return None
         return (got, want) if len(got) == len(want) else None
@@ -542,11 +613,22 @@ class _Outcome:
     seen:tuple=()          # the answers that were compared
 
 
+# %% ../../nbs/workshop/exercises/cards.ipynb #3d5e7a12
 _RULES = {  # what a wrong number is of the right one -> the diagnosis
     "the sign is the wrong way round": lambda want: -want,
     "that is the square of the right answer: take its root": torch.square,
     "that is the root of the right answer: square it": torch.sqrt,
-    "that is one over the right answer: turn it over": torch.reciprocal}
+    "that is one over the right answer: turn it over": torch.reciprocal,
+    "that is one minus the right answer": lambda want: 1 - want,
+    "that is the logarithm of the right answer: take the exponential": torch.log,
+    "that is the exponential of the right answer: take its logarithm": torch.exp}
+_FACTORS = {
+    "a logarithm to base 2 where the natural one is meant": 1/math.log(2),
+    "a logarithm to base 10 where the natural one is meant": 1/math.log(10),
+    "a natural logarithm where one to base 2 is meant": math.log(2)}
+_POWERS = {1: "times `{}`", -1: "divided by `{}`", 2: "times the square of `{}`",
+           -2: "divided by the square of `{}`", .5: "times the root of `{}`",
+           -.5: "divided by the root of `{}`"}
 
 
 def _first_wrong(seen, most=3):
@@ -557,25 +639,183 @@ def _first_wrong(seen, most=3):
     return int(((pair[0] - pair[1]).abs() > seen.rtol*pair[1].abs()).double().argmax())
 
 
-def _of_one_rule(answers):
-    "How every wrong number comes from the right one, in words; two or more must say so."
-    pairs = [seen.numbers() for seen in answers]
-    if not pairs or None in pairs:
+def _wrong_ones(answers):
+    "The wrong numbers among these answers, and what is right in their places."
+    got, want = map(torch.cat, zip(*[seen.numbers() for seen in answers]))
+    wrong = ~((got - want).abs() <= 1e-6*want.abs())
+    return got[wrong], want[wrong]
+
+
+def _alike(got, want):
+    return torch.allclose(got, want, rtol=1e-4, atol=0.)
+
+
+def _nearly(got, want):
+    "What a small difference comes from, in words."
+    if len(got) == 0:
         return ""
-    got, want = map(torch.cat, zip(*pairs))
-    wrong = (got - want).abs() > 1e-6*want.abs()
-    got, want = got[wrong], want[wrong]
-    if len(want.unique()) < 2 or not (want != 0).all():
-        return ""
-    for why, rule in _RULES.items():
-        if torch.allclose(got, rule(want), rtol=1e-4, atol=0.):
-            return why
-    factor = (got/want).median()
-    if factor and abs(factor - 1) > .01 and torch.allclose(got, factor*want, rtol=1e-4, atol=0.):
-        return f"a factor is missing, or one too many: yours is {factor:.4g} times the right answer"
+    off = ((got - want)/want).abs().max().item()
+    if (got == want.round()).all() and (got.abs() > 1).all():
+        return "you rounded: the number is asked for as it is"
+    if off < 2e-3:
+        return (f"nearly right, and off by {off:.1g} of itself: a number too many that is small, a "
+                "search that ends too early, or float32 where float64 is needed")
     return ""
 
 
+def _of_one_rule(answers, constants=True):
+    "How every wrong number comes from the right one, in words; two or more must say so."
+    got, want = _wrong_ones(answers)
+    if len(want.unique()) < 2 or not got.isfinite().all():
+        return ""
+    near = _nearly(got, want)
+    if near:
+        return near
+    for why, rule in _RULES.items():
+        if _alike(got, rule(want)):
+            return why
+    factor, more = (got/want).median(), (got - want).median().item()
+    if not constants:
+        return ""
+    if factor and abs(factor - 1) > .01 and _alike(got, factor*want):
+        known = [f": {why}" for why, times in _FACTORS.items() if abs(factor/times - 1) < 1e-4]
+        return ("a factor is missing, or one too many: yours is "
+                f"{factor:.4g} times the right answer{''.join(known)}")
+    if _alike(got - want, torch.full_like(got, more)):
+        return f"yours is {abs(more):.4g} too {'large' if more > 0 else 'small'}, everywhere"
+    return "some signs are the wrong way round" if _alike(got.abs(), want.abs()) else ""
+
+
+def _sizes(name, value):
+    "What of an argument may have become a factor, by its name."
+    if type(value) in (int, float) and value > 0:
+        return {name: float(value)}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        places = {f"{name}.shape[{i}]": float(n) for i, n in enumerate(value.shape) if n}
+        return places if value.ndim > 1 else {f"len({name})": n for n in places.values()}
+    sized = isinstance(value, (list, tuple, dict)) and len(value) > 0
+    return {f"len({name})": float(len(value))} if sized else {}
+
+
+def _each(value, kept):
+    "An argument that has a number above 0 for each one of an answer; None if it has not."
+    try:
+        row = _row(value) if isinstance(value, (torch.Tensor, np.ndarray, list)) else None
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    fits = row is not None and len(row) == len(kept) > 1
+    return row[kept] if fits and bool((row[kept] > 0).all()) else None
+
+
+def _of_an_argument(answers, arguments):
+    "Which argument is a factor too many of every wrong answer, in words."
+    ratios, sizes = [], []
+    for seen in answers:
+        got, want = seen.numbers()
+        kept = want != 0
+        ratios.append(got[kept]/want[kept])
+        sizes.append({})
+        for name, value in zip(arguments, seen.args):
+            sizes[-1].update(_sizes(name, value))
+            each = _each(value, kept)
+            if each is not None:
+                sizes[-1][name] = each
+    every = torch.cat(ratios)
+    if not (every > 0).all() or not every.isfinite().all() or len(every.unique()) < 2:
+        return ""
+    for name in sizes[0]:
+        for power, words in _POWERS.items():
+            if all(name in size and _alike(ratio, torch.ones_like(ratio)*size[name]**power)
+                   for ratio, size in zip(ratios, sizes)):
+                return f"yours is the right answer {words.format(name)}"
+    return ""
+
+
+def _of_one_place(answers):
+    "Whether only the first or the last number is wrong, or the order is, in words."
+    pairs = [seen.numbers() for seen in answers]
+    if any(len(got) < 2 for got, _ in pairs):
+        return ""
+    if all(_alike(got.sort().values, want.sort().values) for got, want in pairs):
+        return "the right numbers in another order"
+    if any(len(got) < 3 for got, _ in pairs):
+        return ""
+    places = [(~torch.isclose(*pair, rtol=1e-5, atol=1e-9)).nonzero().flatten() for pair in pairs]
+    for place, name in ((0, "first"), (-1, "last")):
+        if all(where.tolist() == [place % len(got)] for where, (got, _) in zip(places, pairs)):
+            return f"all numbers are right but the {name}"
+    return ""
+
+
+_PARTS = {
+    "these are the parts of the right answer: add them up": lambda x: x.sum(0),
+    "the right answer is the mean of what you return": lambda x: x.mean(0),
+    "the right answer is the largest of what you return": lambda x: x.amax(0),
+    "the right answer is the smallest of what you return": lambda x: x.amin(0),
+    "only the last of what you return is asked for": lambda x: x[-1],
+    "only the first of what you return is asked for": lambda x: x[0],
+    "the first number is one too many": lambda x: x[1:],
+    "the last number is one too many": lambda x: x[:-1],
+    "rows and columns are the wrong way round": lambda x: x.T}
+_WHOLES = {
+    "the last number is missing": lambda x: x[:-1],
+    "the first number is missing": lambda x: x[1:]}
+
+
+def _of_parts(answers):
+    "What an answer of another shape has to do with the right one, in words."
+    for kinds, of_got in ((_PARTS, True), (_WHOLES, False)):
+        for why, rule in kinds.items():
+            try:
+                pairs = [(_values(seen.got), _values(seen.want)) for seen in answers]
+                pairs = [(rule(got), want) if of_got else (got, rule(want)) for got, want in pairs]
+                if all(u.numel() and u.shape == v.squeeze().shape and _alike(u, v.squeeze())
+                       for u, v in pairs):
+                    return why
+            except (TypeError, ValueError, RuntimeError, IndexError):
+                continue
+    return ""
+
+
+def _in_between(answers):
+    "How far wrong numbers are from the right ones, where no rule tells them apart, in words."
+    pairs = [seen.numbers() for seen in answers]
+    got, want = map(torch.cat, zip(*pairs))
+    ratio = (got/want)[got != want]
+    near = _nearly(*_wrong_ones(answers))
+    if near:
+        return near
+    if len(ratio) and (ratio > 0).all() and ratio.max() < (1 + 1e-4)*ratio.min():
+        return (f"yours is {ratio[0]:.4g} times the right answer in this case: which factor, or "
+                "which of the terms, is another?")
+    if len(ratio) and got.isfinite().all() and (ratio > 0).all() and (
+            ratio.max() < 100*ratio.min()):
+        return (f"no single factor: yours is {ratio.min():.3g} to {ratio.max():.3g} times the "
+                "right answer, so look for a term that is missing, or one that is another")
+    right = torch.isclose(got, want, rtol=1e-5, atol=1e-9).sum().item()
+    if right:
+        return f"{right} of {len(got)} numbers are right: what sets the others apart?"
+    return "nothing but zeros" if not got.any() else (
+        f"none of {len(got)} numbers is right: compute the first by hand, and see where your "
+        "function leaves that way")
+
+
+def _is_like(got, want):
+    "Whether an answer is of the kind of the right one: its shape, its keys."
+    if isinstance(want, dict):
+        return (isinstance(got, dict) and got.keys() == want.keys()
+                and all(_is_like(got[key], want[key]) for key in want))
+    if isinstance(want, str):
+        return isinstance(got, str)
+    if isinstance(want, bool):
+        return isinstance(got, bool) or _single(got)
+    try:
+        return _values(got).squeeze().shape == _values(want).squeeze().shape
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+# %% ../../nbs/workshop/exercises/cards.ipynb #c29f2850
 class _Largest(TorchDispatchMode):
     "The most numbers in any tensor that an operation returned."
     def __init__(self):
@@ -588,20 +828,6 @@ class _Largest(TorchDispatchMode):
             if isinstance(v, torch.Tensor):
                 self.numbers = max(self.numbers, v.numel())
         return out
-
-
-def _is_like(got, want):
-    "Whether an answer is of the kind of the right one: its shape, its keys."
-    if isinstance(want, dict):
-        return isinstance(got, dict) and got.keys() == want.keys()
-    if isinstance(want, str):
-        return isinstance(got, str)
-    if isinstance(want, bool):
-        return isinstance(got, bool) or _single(got)
-    try:
-        return _values(got).squeeze().shape == _values(want).squeeze().shape
-    except (TypeError, ValueError, RuntimeError):
-        return False
 
 
 @contextlib.contextmanager
@@ -703,7 +929,7 @@ class Trial:
                             f"{self.calls}, for {_called(args)}{_line_of(error, self.attempt)}")
             raise Refused(self.stopped, self.too_slow) from None
         except (Exception, SystemExit) as error:
-            raise Refused(_theirs(error, self.attempt, args)) from None
+            raise Refused(_theirs(error, self.attempt, args), _meant(error)) from None
         finally:
             self.used += time.monotonic() - began
         if got is None and not _does_nothing(self.attempt):
@@ -753,7 +979,8 @@ class Trial:
 
     def same(self, truth, *args, rtol=1e-5, zero=1e-7):
         "Compare the student's answer to one case with the truth."
-        got = self(*args)
+        theirs = fresh_copy(args)
+        got = self.on_these(*theirs)
         try:
             want = truth(*fresh_copy(args))
         except Exception as error:
@@ -761,7 +988,8 @@ class Trial:
                           "this is a mistake of the exercise, not of your answer: please report "
                           "it") from error
         found = gap(got, want, rtol, zero)
-        self.seen.append(_Seen(args, fresh_copy(got), want, rtol, zero, bool(found)))
+        changed = tuple(i for i, pair in enumerate(zip(theirs, args)) if found and _changed(*pair))
+        self.seen.append(_Seen(args, fresh_copy(got), want, rtol, zero, bool(found), changed))
         if found:
             leaks = bool(self.unsafe and _is_like(got, want) and self.unsafe(got, want))
             raise Refused(f"for {_called(args)}: {found}", leaks=leaks)
@@ -793,17 +1021,67 @@ class Trial:
         elif zeros or len(outcome.seen) == 1 and wrong[0].is_one_number():  # little to go by
             near = [why for why in near if self._explains_more(why, outcome)]
         near.sort(key=self._explained, reverse=True)
-        kind = "" if _is_like(wrong[0].got, wrong[0].want) else self.another_kind
-        why = near[0] if near else kind or self._in_numbers(wrong)
+        why = near[0] if near else self._by_itself(wrong)
         return why, outcome.leaks or why in self.leaks
 
+    def _by_itself(self, wrong):
+        "What wrong answers tell without a slip, in words."
+        if not all(_is_like(seen.got, seen.want) for seen in wrong):
+            return _of_parts(wrong) or self.another_kind
+        if self._moody(wrong[0]):
+            return ("asked the same thing twice, your function answers differently: it draws "
+                    "numbers of its own, or something outside remembers the last call")
+        if wrong[0].is_choice() or any(seen.numbers() is None for seen in wrong):
+            return ""  # a choice is no number
+        return self._in_numbers(wrong)
+
+    def _moody(self, seen):
+        "Whether the same question gets another answer now."
+        try:
+            return bool(self.arguments and gap(_marked(self(*seen.args)), _marked(seen.got)))
+        except (Refused, Blank):
+            return False
+
     def _in_numbers(self, wrong):
-        "What wrong numbers have to do with the right ones, in words; a choice is no number."
-        if wrong[0].is_choice():
+        "What wrong numbers have to do with the right ones, in words."
+        everywhere = [seen for out in self.outcomes for seen in out.seen
+                      if seen.differs and seen.numbers()]
+        why = (_of_an_argument(everywhere, self.arguments) or _of_one_rule(everywhere)
+               or _of_an_argument(wrong, self.arguments) or _of_one_rule(wrong, constants=False))
+        if why:
+            return why
+        changed = [self.arguments[i] for i in wrong[0].changed if i < len(self.arguments)]
+        if changed:
+            return (f"your function changes `{changed[0]}` itself, and what it reads there later "
+                    "is no longer what was given: work on a copy")
+        return ""
+
+    def _at_least(self, outcome):
+        "What can be said of numbers when nothing explains them, in words."
+        wrong = [seen for seen in outcome.seen if seen.differs and seen.numbers()]
+        if outcome.why or not wrong or wrong[0].is_choice():
             return ""
-        everywhere = [seen for out in self.outcomes for seen in out.seen if seen.differs]
-        several = _of_one_rule(wrong) if len(wrong) > 1 else ""
-        return several or _of_one_rule(everywhere) or self._depends(wrong[0])
+        return (self._always_the_same() or self._deaf() or _of_one_place(wrong)
+                or self._depends(wrong[0]) or _of_one_rule(wrong) or _in_between(wrong))
+
+    def _deaf(self):
+        "The argument on which answers should depend and do not, in words."
+        wrong = [[seen for seen in out.seen if seen.differs][-1:] for out in self.outcomes]
+        wrong = [seen for some in wrong for seen in some]
+        for i, name in enumerate(self.arguments if self.truth else ()):
+            if {self._ignores(i, seen) for seen in wrong} - {None} == {True}:
+                return f"your answer does not depend on `{name}`"
+        return ""
+
+    def _ignores(self, i, seen):
+        "Whether an answer stays when the i-th argument changes; None if the truth stays, too."
+        try:
+            case = (*seen.args[:i], _another(seen.args[i]), *seen.args[i+1:])
+            if not gap(self.truth(*fresh_copy(case)), seen.want, 1e-3):
+                return None
+            return not gap(self(*case), seen.got, 1e-9)
+        except Exception:
+            return None
 
     def _is_right(self, slip):
         "Whether this slip is right in the first property that failed: then it is not this one."
@@ -851,7 +1129,7 @@ class Trial:
         "How far both answers move in another case: [(difference of logarithms, words)]."
         try:
             after = self(*case), self.truth(*fresh_copy(case))
-            theirs, right = (_values(new).flatten()[place].item()/old[place].item()
+            theirs, right = (_row(new)[place].item()/old[place].item()
                              for new, old in zip(after, seen.numbers()))
             off = abs(math.log(theirs/right))
         except Exception:
@@ -866,7 +1144,7 @@ class Trial:
         why = whys[0] or next(later, "")
         if not why and "got nan" in failed[0].numbers:
             why = "nan is no number: a 0/0, an inf - inf, or the log of something below 0"
-        return why or self._always_the_same()
+        return why or self._at_least(failed[0]) or self._always_the_same()
 
     def card(self):
         "The verdict, with one hint more than at the last failed try; keeps the progress."

@@ -151,6 +151,7 @@ check_smallest_fair = Exercise(
         "the same, mirrored": lambda trial: _skewed(trial, -1),
         "a clipped mean of exactly 0 is not fair": _BALANCED,
         "all pull the same way": _ONE_WAY,
+        "one pull that is very long": [(torch.tensor([100.] + [-1.]*30),)],
         "fair, unfair, and fair again: the smallest counts": _thrice},
     slips={
         "a mean of 0 has no sign: go one step further":
@@ -291,6 +292,8 @@ check_gradient_sigma = Exercise(
             lambda s, b: (s**-2 - 4*b**-2)**-.5 if b > 2*s else math.nan,
         "the count's noise is 2*bit_sigma of its moves: square the 2, too":
             lambda s, b: (s**-2 - .5*b**-2)**-.5 if 2*b*b > s*s else math.nan,
+        "the count's noise is 2*bit_sigma of its moves: the 2 stands inside the square":
+            lambda s, b: (s**-2 - 2*b**-2)**-.5 if b*b > 2*s*s else math.nan,
         "noises do not subtract, what they buy does: take 1/sigma^2 and 1/(2 bit_sigma)^2":
             lambda s, b: abs(s**2 - (2*b)**2)**.5,
         "the count must be paid for: z is above sigma": lambda s, b: s,
@@ -315,6 +318,13 @@ def _pairs(trial, gain, spread=.4, seeds=5, luck=2.):
 
 def _verdicts(trial, gain, count=400, **options):
     return trial.said(lambda trial: _pairs(trial, gain, **options), count, _WORDS)
+
+
+def _few_alarms_of_three(trial):
+    alarms = 1000 - _verdicts(trial, 0., 1000, seeds=3)["no verdict"]
+    trial.need(alarms <= 80, f"{alarms} verdicts in 1,000 experiments of three seeds",
+               "fewer seeds know less of the spread: Student's t wants 4.30 of those for three, "
+               "and 2.78 for five only")
 
 
 def _few_alarms(trial):
@@ -380,7 +390,8 @@ check_judge = Exercise(
         "a loss is a loss": _found(-10., 1., .95),
         "one point is found, though seeds differ by three": _found(1., 3., .85),
         "one lucky seed, and four that hardly differ: no verdict": _one_lucky_seed,
-        "equal methods that vary more: no verdict either": _few_alarms_in_noise},
+        "equal methods that vary more: no verdict either": _few_alarms_in_noise,
+        "nor too many with three seeds": _few_alarms_of_three},
     hints=(
         "Equal seeds share their luck: look at `a - b`.",
         "t = mean/(std/sqrt(n)) of the differences; how large may chance make it?",

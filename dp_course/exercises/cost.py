@@ -106,6 +106,8 @@ check_total_rdp = Exercise(
             lambda h, a: _total_rdp(h, a, lambda q, s, n: math.sqrt(n)),
         "that is the last group alone: add all of them up": lambda h, a: _total_rdp(h[-1:], a),
         "that is the first group alone: add all of them up": lambda h, a: _total_rdp(h[:1], a),
+        "a step's divergence is multiplied by `steps`: no power":
+            lambda h, a: sum((rdp_sampled_gaussian(q, s, a)**n for q, s, n in h), np.zeros(len(a))),
         "the groups add up: do not take the largest": lambda h, a: np.max(
             [_total_rdp([part], a) for part in h] + [np.zeros(len(a))], axis=0),
         "groups of steps differ: no average rate or noise gives their sum": _average_group,
@@ -117,6 +119,8 @@ check_total_rdp = Exercise(
             lambda h, a: _total_rdp(h, a, lambda q, s, n: q*n),
         "that is the square of the coin's rate, which holds for low orders only":
             lambda h, a: _total_rdp(h, a, lambda q, s, n: q*q*n, _whole_coin),
+        "without a group a bare `sum` is the number 0: start from np.zeros(len(orders))":
+            lambda h, a: sum(_total_rdp([part], a) for part in h),
         "one number for each order: do not add up the orders":
             lambda h, a: _total_rdp(h, a).sum(),
         "the steps add up: no mean over the groups":
@@ -174,6 +178,13 @@ check_markov_epsilon = Exercise(
             _priced(lambda orders, delta: math.log2(1/delta)/(orders - 1)),
         "every order gives a valid eps: take the smallest, not the largest":
             lambda *case: _markov(*case, best=np.max),
+        "every order gives a valid eps: the smallest, no mean":
+            lambda *case: _markov(*case, best=np.mean),
+        "the logarithm is divided by a - 1, and the divergence as it is: nothing is multiplied":
+            lambda rdp, orders, delta: np.min(
+                np.asarray(rdp)*(np.asarray(orders, float) - 1) + math.log(1/delta)),
+        "delta stands under a logarithm: log(1/delta), not 1/delta":
+            _priced(lambda orders, delta: 1/delta/(orders - 1)),
         "every order gives a valid eps: look at all of them, not at the first":
             lambda *case: _markov(*case, best=lambda eps: eps[0]),
         "every order gives a valid eps: look at all of them, not at the last":
@@ -217,6 +228,11 @@ def _power(root, eps, power):
     def spent(sigma):
         return eps*(root/sigma)**power if sigma > 0 else math.inf
     return spent
+
+
+def _in_steps(sigma):
+    "An eps that jumps over the budget of 2 at 1.7, as on a grid."
+    return (2.0002 if sigma < 1.7 else 1.98)*(1.7/sigma)**1.5 if sigma > 0 else math.inf
 
 
 def _infinite_below(sigma):
@@ -271,6 +287,8 @@ check_least_sigma = Exercise(
         "little noise": _finds(.04317, 8.),
         "any budget": lambda trial: _finds(trial.uniform(.4, 9.), trial.uniform(.5, 5.),
                                            trial.uniform(1., 2.))(trial),
+        "an eps that falls in steps, as an accountant's grid makes it":
+            _finds(1.7, 2., spent=_in_steps),
         "no finite eps below a certain noise": _finds(2.5, 1., spent=_infinite_below)},
     hints=(
         "Find one multiplier with enough noise first: double it until it spends at most eps.",

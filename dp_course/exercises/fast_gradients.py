@@ -207,6 +207,10 @@ check_late_sum = Exercise(
             40*60*50, "einsum('boi,...') forms all gradients: scale g, then one matrix product",
             lambda trial: _pairs(trial, 40, 2, 60, 50))},
     slips={
+        "every position counts, not only the first":
+            lambda x, g, f: torch.einsum("b,bto,bti->oi", f, g[:, :1], x[:, :1]),
+        "every position counts, not only the last":
+            lambda x, g, f: torch.einsum("b,bto,bti->oi", f, g[:, -1:], x[:, -1:]),
         "the factor went into x and into g: it counts twice":
             lambda x, g, f: torch.einsum("b,bto,bti->oi", f*f, g, x),
         "the factors are used as they come, also those above 1":

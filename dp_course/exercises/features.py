@@ -31,9 +31,13 @@ check_output_errors = Exercise(
         "six examples, four classes": lambda trial: [_examples(trial)],
         "weights of zero: every class has the same share": lambda trial: [
             _examples(trial, b=3, o=10, scale=0.)],
-        "a model that is sure of itself": lambda trial: [_examples(trial, scale=9.)],
+        "a model that is sure of itself": lambda trial: [
+            _examples(trial, scale=scale) for scale in (9., 3000.)],
         "one example": lambda trial: [_examples(trial, b=1)]},
     slips={
+        "e to the power of a large output overflows: .softmax(1) subtracts the largest first":
+            lambda w, a, y: _errors(w, a, y) - (a @ w.T).softmax(1)
+            + (a @ w.T).exp()/(a @ w.T).exp().sum(1, keepdim=True),
         "the one is missing: subtract it at each example's true class":
             lambda w, a, y: (a @ w.T).softmax(1),
         "the softmax is taken over the classes, dim=1, not over the examples":
@@ -115,6 +119,9 @@ check_head_sum = Exercise(
         "minus the gradient: the step subtracts it later":
             lambda w, a, y, C: -_summed(w, a, y, C)},
     leaks={
+        "one factor for the whole batch: each example has its own, norm(dim=1)":
+            lambda w, a, y, C: (C/(_errors(w, a, y).norm()*a.norm())).clamp(max=1)
+            * _grads(w, a, y).sum(0),
         "nobody was clipped": lambda w, a, y, C: _grads(w, a, y).sum(0),
         "you clipped the sum: clip every example, then add up":
             lambda w, a, y, C: (lambda s: s*(C/s.norm()).clamp(max=1))(_grads(w, a, y).sum(0)),

@@ -127,6 +127,8 @@ def _replaced(make, groups):
         trial.need(not left, f"{len(left)} BatchNorm layers are left",
                    "some are nested: recurse into children that are no BatchNorm", leaks=True)
         got = [(m.num_groups, m.num_channels) for m in _norms(new)]
+        trial.need(got, "there is no GroupNorm", "where a BatchNorm stood, a four_a_group of as "
+                   "many channels stands now")
         trial.need(got == groups, f"groups and channels {got}, expected {groups}",
                    "four channels a group: c // 4 groups, as `four_a_group(c)` makes them")
         trial.need(all(m.affine for m in _norms(new)), "a GroupNorm without scale and shift",

@@ -319,6 +319,10 @@ def _pair(trial, outputs, holes=0):
     return p/p.sum(), q/q.sum()
 
 
+def _both_ways(p, q):
+    return (p, q), (q, p)
+
+
 check_excess = Exercise(
     "check_excess", "`excess(p, q, eps)`: the smallest delta for which P(S) <= e^eps Q(S) + delta "
     "on every set S of outputs.",
@@ -328,8 +332,9 @@ check_excess = Exercise(
         "a coin at its own eps, and at half of it": [
             (torch.tensor([.75, .25]).double(), torch.tensor([.25, .75]).double(), e)
             for e in (math.log(3), math.log(3)/2)],
-        "eight outputs": lambda trial: [(*_pair(trial, 8), trial.uniform(0., 1.))
-                                        for _ in range(3)],
+        "eight outputs, P and Q either way round": lambda trial: [
+            (*way, trial.uniform(0., 1.)) for _ in range(2)
+            for way in _both_ways(*_pair(trial, 8))],
         "outputs that are impossible on one side": lambda trial: [(*_pair(trial, 6, 2), .3)],
         "eps = 0: the distance in total variation": lambda trial: [(*_pair(trial, 5), 0.)]},
     slips={
@@ -342,6 +347,12 @@ check_excess = Exercise(
         "Q is multiplied by e^eps, not by eps": lambda p, q, eps: (p - eps*q).clamp(min=0).sum(),
         "e^eps is missing: that is the delta at eps = 0":
             lambda p, q, eps: (p - q).clamp(min=0).sum(),
+        "S is asked for under P alone: the larger of both ways round is another question":
+            lambda p, q, eps: max(_excess(p, q, eps), _excess(q, p, eps)),
+        "half of the absolute values is right at eps = 0 only: clamp each output at 0":
+            lambda p, q, eps: (p - math.exp(eps)*q).abs().sum()/2,
+        "e^eps multiplies Q, not P": lambda p, q, eps: (math.exp(eps)*p - q).clamp(min=0).sum(),
+        "a sum over the outputs, not a mean": lambda p, q, eps: _excess(p, q, eps)/len(p),
         "P and Q are the wrong way round":
             lambda p, q, eps: (q - math.exp(eps)*p).clamp(min=0).sum(),
         "where P sticks out, what counts is P - e^eps Q, not all of P":
@@ -538,11 +549,15 @@ def _spares_the_honest(trial):
 
 
 def _spares_exactly(trial):
-    for n in (20_000, 3000):
-        risk = _accused(trial, .1, 1.39, n)
+    for fpr, sigma, n in ((.1, 1.39, 20_000), (.1, 1.39, 3000), (.03, .7, 3000)):
+        risk = _accused(trial, fpr, sigma, n)
         why = ("two standard errors on each rate are once in 400, not in 1,000" if risk < .005
                else "fewer trials leave more room for chance: use `trials`")
-        trial.need(risk <= .0017, f"{risk:.2%} of the honest are accused at {n:,} trials", why)
+        if sigma < 1:
+            why = ("how far chance carries a rate depends on the rate: no fixed margin is right "
+                   "for every sigma and every FPR")
+        trial.need(risk <= .0017, f"{risk:.2%} of the honest are accused at {n:,} trials, "
+                   f"sigma {sigma} and an FPR of {fpr:.0%}", why)
 
 
 def _catches(noise, share, why, trials=(20_000,)):

@@ -64,6 +64,14 @@ check_centred = Exercise(
             (x - z.mean(0))*z.shape[1]**.5/(x - z.mean(0)).norm(dim=1, keepdim=True),
         "every feature got a scale of its own: one number for all of them was asked for":
             lambda x, z: (x - z.mean(0))/z.std(0),
+        "one number for all of the features, not a standard deviation for each":
+            lambda x, z: (x - z.mean(0))/z.std(0, correction=0),
+        "the mean square is a square: its root is the unit of length":
+            lambda x, z: (x - z.mean(0))*(_centred(x, z)/(x - z.mean(0)))**2,
+        "the mean square length is that of the centred public features":
+            lambda x, z: (x - z.mean(0))*(z.shape[1]/z.square().sum(1).mean()).sqrt(),
+        "each feature has its mean over the images, .mean(0): one number for all is none":
+            lambda x, z: (x - z.mean())*(z.shape[1]/(z - z.mean()).square().sum(1).mean()).sqrt(),
         "centred, but the mean square length of public features is not f yet":
             lambda x, z: x - z.mean(0)},
     leaks={
@@ -132,8 +140,13 @@ check_own_rate = Exercise(
                           / len(h[_reported(h, t)[0]])**.5),
         "these are the images that chose: the best of several tries is too good":
             lambda h, t: _reported(h, h),
+        "the mean of k runs spreads by std over the root of k, not over k":
+            lambda h, t: (*_reported(h, t)[:2],
+                          _reported(h, t)[2]/len(t[_reported(h, t)[0]])**.5),
         "one lucky seed chose: compare means over the seeds":
             lambda h, t: _reported(h, t, torch.max),
+        "the best rate is not the largest one: max(..., key=...) by the mean on held-out images":
+            lambda h, t: _reported({max(h): h[max(h)]}, t),
         "means of the held-out accuracies choose, not medians":
             lambda h, t: _reported(h, t, torch.median),
         "the best of the held-out means chooses, not the worst":

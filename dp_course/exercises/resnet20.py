@@ -56,7 +56,7 @@ def _flat(model):
 
 
 def _loop(run, steps, normal=True, divisor=None, bound=None, once=False, add=False, one=False,
-          coins="coins"):
+          coins="coins", noise="noise"):
     "Private steps, or with a mistake in them."
     plan, idx = run.plan, None
     for _ in range(1 if one else steps):
@@ -67,7 +67,7 @@ def _loop(run, steps, normal=True, divisor=None, bound=None, once=False, add=Fal
         clip = FlatClip(bound) if bound else run.clip
         total, _ = run.engine(run.model, run.loss_fn, rows, labels, clip)
         size = divisor(len(idx)) if divisor else plan.batch_size
-        mean = noisy_mean(total, run.clip.std(plan.sigma), size, run.noise)
+        mean = noisy_mean(total, run.clip.std(plan.sigma), size, getattr(run, noise))
         for name, p in run.model.named_parameters():
             p.grad = mean[name] + p.grad if add and p.grad is not None else mean[name]
         run.optimizer.step()
@@ -103,7 +103,9 @@ _MISTAKES = {  # the diagnosis -> a loop like it; whether it breaks privacy
     "that is a single step: `return` stands behind the loop, not in it": (
         partial(_loop, one=True), False),
     "coins and noise have a generator each: batches are drawn from run.coins": (
-        partial(_loop, coins="noise"), False)}
+        partial(_loop, coins="noise"), False),
+    "coins and noise have a generator each: noise is drawn from run.noise": (
+        partial(_loop, noise="coins"), False)}
 
 
 def _four_steps(trial):
@@ -244,6 +246,8 @@ check_eps_of_rows = Exercise(
         "that is the root's law from the plan's end: near, the accountant knows": lambda record: [
             record[-1]["eps_pld"]*(row["step"]/record[0]["plan"]["steps"])**.5
             for row in _rows(record)],
+        "q is batch_size/n, not n/batch_size: with that everybody is in every batch":
+            _eps_after(changed=lambda plan: {"batch_size": plan["n"]}),
         "one step too few: the row's own step was taken, too":
             _eps_after(lambda row, plan: row["step"] - 1),
         "delta stands in the plan: take that one":

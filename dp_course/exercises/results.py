@@ -104,6 +104,14 @@ def _ends(a, b, ddof=1, nu=None, level=.975, pooled=False, root=True, ns=True, s
     return gap - reach, gap + reach
 
 
+def _two_roots(a, b):
+    "A slip: the standard errors are added, not their squares."
+    low, high = _ends(a, b)
+    v, w = (statistics.variance(x)/len(x) for x in (a, b))
+    reach = (high - low)/2*(v**.5 + w**.5)/(v + w)**.5
+    return (low + high)/2 - reach, (low + high)/2 + reach
+
+
 def _two(trial, n, m, *spreads):
     return [(_group(trial, n, spreads[0]), _group(trial, m, spreads[1], mean=61.))]
 
@@ -122,6 +130,8 @@ check_welch = Exercise(
         "a sample variance divides by n - 1: ddof=1": lambda a, b: _ends(a, b, ddof=0),
         "that is Student's pooled variance: Welch keeps the two variances apart":
             lambda a, b: _ends(a, b, pooled=True, nu=lambda n, m: n + m - 2),
+        "the lower end comes first": lambda a, b: _ends(a, b)[::-1],
+        "variances add up, standard deviations do not: one root over both": _two_roots,
         "nu is not n + m - 2: it depends on both variances":
             lambda a, b: _ends(a, b, nu=lambda n, m: n + m - 2),
         "nu comes from both groups, not from the smaller one":
@@ -168,6 +178,10 @@ check_search_cost = Exercise(
             lambda plan, tried: _search(plan, tried - 1) if tried else 0.,
         "eps does not add up run by run: one accountant for all steps is cheaper":
             lambda plan, tried: (tried + 1)*_search(plan, 0),
+        "eps does not add up run by run: ask the accountant for all steps together":
+            lambda plan, tried: (tried + 1)*plan.eps,
+        "eps grows with the root of the number of runs nearly, and not quite: ask the accountant":
+            lambda plan, tried: (tried + 1)**.5*plan.eps,
         "not eps times the root of the number of runs: ask the accountant":
             lambda plan, tried: (tried + 1)**.5*_search(plan, 0),
         "that is one run: the tuning runs looked at the data too":

@@ -295,6 +295,8 @@ check_sampled_rdp = Exercise(
         "q = 0: nobody is in": [(0., 1.5, 5)]},
     slips={
         "divide the logarithm by order - 1": _changed(divide=False),
+        "divide the logarithm by order - 1, not by the order":
+            lambda q, s, a: _sampled_rdp(q, s, a)*(a - 1)/a,
         "the factor (1 - q)^(order - k) is missing: those whose coin shows tails":
             _changed(others=False),
         "the mean of r^k is e^(k(k - 1)/(2 sigma^2)): a factor 1/2 is missing":
@@ -365,6 +367,8 @@ check_caught = Exercise(
             lambda c, m, s, t: 1 - _below(c, 1., m)*_below(c, 1.)**(t - 1),
         "the shifted sum exceeds c by c - shift, not by c + shift":
             lambda c, m, s, t: 1 - _below(c, s, -m)*_below(c, s)**(t - 1),
+        "ndtr wants the distance in standard deviations: divide by sigma, not by its square":
+            lambda c, m, s, t: _caught(c, m, s*s, t),
         "the noise has the standard deviation sigma, not the variance":
             lambda c, m, s, t: _caught(c, m, math.sqrt(s), t)},
     hints=(

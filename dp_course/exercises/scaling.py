@@ -177,6 +177,8 @@ check_matched_rate = Exercise(
         "another sigma alone": lambda trial: _one_change(trial, 2),
         "the same run: the same rate": [(.5, (64, 100, 1.), (64, 100, 1.))]},
     slips={
+        "that is the square of the right ratio: lengths of noise are compared, not variances":
+            lambda lr, old, new: lr*(_matched(lr, old, new)/lr)**2,
         "old and new are interchanged": lambda lr, old, new: _matched(lr, new, old),
         "the rate must move, too": lambda lr, old, new: lr,
         "that is the linear rule: steps and sigma count, too":
@@ -258,6 +260,8 @@ check_points_lost = Exercise(
                 tried[max(tried)] - tried[ran])),
         "that is the nearest rate: its accuracy is asked for, below the best":
             lambda tried, lr: _points(tried, lr, loss=lambda tried, ran: ran),
+        "points are a difference, not a share of the best":
+            lambda tried, lr: _points(tried, lr)/max(tried.values()),
         "a distance has no sign: abs(log(rate/lr))":
             lambda tried, lr: _points(tried, lr, lambda rate, lr: math.log(rate/lr)),
         "the nearest has the smallest distance: min, not max":

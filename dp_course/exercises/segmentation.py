@@ -69,6 +69,9 @@ check_dice_scores = Exercise(
             lambda p, y, k: _ratio(p, y, k, 1, lambda a, b, both: (a*b)**.5),
         "the background is a class, too: one number for each of 0 ... classes - 1":
             lambda p, y, k: dice(p, y, k)[1:],
+        "agreement where neither is this class counts nothing: only common pixels, twice":
+            lambda p, y, k: torch.stack([
+                ((p == c) == (y == c)).double().mean() for c in range(k)]),
         "that is the share of right pixels, whatever their class":
             lambda p, y, k: torch.full((k,), (p == y).double().mean().item()),
         "a class that is nowhere, and predicted nowhere, has 1: 0/0 is agreement":
@@ -83,13 +86,27 @@ check_dice_scores = Exercise(
         "sum below is 0"))
 
 # %% ../../nbs/exercises/segmentation.ipynb #0012e708
-def _own_share(x, owners, exclude=True, whose=lambda owners, nearest: owners[nearest], far=1):
+def _earlier(x, owners):
+    "A slip: each scan is compared with those that came before it."
+    flat, hits = x.double().flatten(1), 0
+    for i in range(1, len(flat)):
+        hits += int(owners[(flat[:i] - flat[i]).norm(dim=1).argmin()] == owners[i])
+    return hits/len(flat)
+
+
+def _own_share(x, owners, exclude=True, whose=lambda owners, nearest: owners[nearest], far=1,
+               p=2.):
     "Share of scans whose nearest other scan has the same owner."
     flat = x.double().flatten(1)
-    far = far*torch.cdist(flat, flat)
+    far = far*torch.cdist(flat, flat, p=p)
     if exclude:
         far.fill_diagonal_(math.inf)
     return (whose(owners, far.argmin(1)) == owners).double().mean().item()
+
+
+_OFF = torch.zeros(4, 1, 4, 4)  # two people who differ in one pixel, two scans each
+_OFF[2:, 0, 0, 0] = 2.
+_OFF[1::2] += .3
 
 
 def _people(trial, noise, scans=4, count=5):
@@ -106,6 +123,7 @@ check_own_share = Exercise(
         "scans of a person are alike": lambda trial: [_people(trial, .01)],
         "and less so with more noise":
             lambda trial: [_people(trial, noise) for noise in (.7, 1.5, 3.)],
+        "all pixels a little off, or one of them far off": [(_OFF, torch.tensor([0, 0, 1, 1]))],
         "one scan each: nobody has a second one":
             lambda trial: [_people(trial, 1., scans=1, count=6)]},
     slips={
@@ -113,6 +131,9 @@ check_own_share = Exercise(
         "that is the number of the nearest scan: ask whose it is, owners[nearest]":
             lambda x, o: _own_share(x, o, whose=lambda owners, nearest: nearest),
         "a share, not a count": lambda x, o: _own_share(x, o)*len(x),
+        "compare each scan with all others, not only with those that came before": _earlier,
+        "Euclidean: the root of the sum of squares, not the sum of the absolute differences":
+            lambda x, o: _own_share(x, o, p=1.),
         "the most similar scan is the nearest, not the farthest":
             lambda x, o: _own_share(x, o, far=-1),
         "that is the share of the others": lambda x, o: 1 - _own_share(x, o)},
@@ -178,7 +199,8 @@ _AGREEMENT_SLIPS = {
     "the sum is divided by n, and its noise with it: std sigma/n": dict(divisor=lambda n: 1),
     "the noise of a mean has std sigma/n, not sigma/sqrt(n)": dict(divisor=lambda n: n**.5),
     "every step has noise, not only one": dict(once=True),
-    "every step has new noise: the same again would not average out": dict(same=True),
+    "that is one step, or one noise for all of them: the weights go where all steps lead "
+    "together, and every step has new noise": dict(same=True),
     "sigma/n is the std in each coordinate, not the length of the noise": dict(flat=True),
     "all units point along the first coordinate, not along all d": dict(agreed=None),
     "a length is the root of a sum of squares": dict(of=lambda moved: moved[0]/moved.abs().sum()),
@@ -227,14 +249,17 @@ def _repeats(trial):
     first, again = (float(trial(*case, torch.Generator().manual_seed(seed))) for _ in range(2))
     trial.need(first == again, f"the same generator gave {first:.6g} and {again:.6g}",
                "your draws ignore `generator`")
+    other = float(trial(*case, trial.fresh_generator()))
+    trial.need(first != other, f"another generator gave {other:.6g} again", "an experiment draws "
+               "its noise: that is a formula, or one noise for ever")
 
 
 def _one_direction(trial):
+    _repeats(trial)
     got = trial(50, 1, 1., 4, trial.fresh_generator())
     trial.need(abs(got - 1) < 1e-5, f"for n, d, sigma, steps = 50, 1, 1, 4: got {got}, "
                "expected 1", "with d = 1 there is nothing to turn to: divide by the length of "
                "where the weights went")
-    _repeats(trial)
 
 # %% ../../nbs/exercises/segmentation.ipynb #2fdeec40
 check_agreement = Exercise(

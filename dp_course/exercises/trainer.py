@@ -677,7 +677,8 @@ def _asked(trial, n, sigma):
     near = [r for truth, r in rows.items() if abs(value - truth) < 1e-6]
     errors = abs(value - (1 - share)*n) < 1e-6
     trial.need(near, f"{value:.5g} went through the door; {share*n:.0f} of {n} answers are right",
-               "these are the wrong answers: count the right ones"*errors)
+               "these are the wrong answers: count the right ones" if errors else
+               "the class of a row is .argmax(1) of its outputs; count where it is the label")
     return used, sensitivity*near[0], n/near[0]
 
 

@@ -61,6 +61,8 @@ check_clipped_views = Exercise(
             lambda g, c: _shorter(g.sum(1), c).sum(0),
         "private, but weaker than it could be: one clip of the mean to C, not C/k for each view":
             lambda g, c: _shorter(g, c/g.shape[1]).sum((0, 1)),
+        "the views lie along dim 1, and people along dim 0: you averaged over the people":
+            lambda g, c: _shorter(g.mean(0), c).sum(0),
         "that is the first view: average over all of them, dim 1":
             lambda g, c: _shorter(g[:, 0], c).sum(0),
         "a mean gradient that is shorter than C stays as it is: the factor is at most 1":
@@ -109,6 +111,11 @@ check_naive_epsilon = Exercise(
                 q=q, sigma=sigma, steps=steps*k, delta=delta),
         "eps does not grow in proportion: compute it anew, with the multiplier that is left":
             lambda *case: case[-1]*_priced(lambda sigma, k: sigma)(*case),
+        "one person moves the sum further, so the noise is worth less: sigma/k, not sigma*k":
+            _priced(lambda sigma, k: sigma*k),
+        "the batches hold her as often as before: q stays, her move is longer":
+            lambda q, sigma, steps, delta, k: epsilon(
+                q=min(1., q*k), sigma=sigma, steps=steps, delta=delta),
         "they move together, not independently, so their lengths add up":
             _priced(lambda sigma, k: sigma/math.sqrt(k))},
     hints=(

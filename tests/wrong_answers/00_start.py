@@ -53,3 +53,9 @@ WRONG = {
         "counted from 0": "lambda m: (lambda s: [b - a for a, b in zip([0.] + s, s)])"
                           "([i*x for i, x in enumerate(m)])"},
 }
+WRONG["check_secrets"] |= {
+    "changes `means` itself": "def secrets(means):\n    for i in range(1, len(means)):\n"
+                              "        means[i] = (i + 1)*means[i] - i*means[i-1]\n"
+                              "    return means"}
+WRONG["check_is_right"] |= {
+    "several numbers came": "lambda rms: abs(float(rms(torch.ones(2, 3))) - 1) < 1e-4"}

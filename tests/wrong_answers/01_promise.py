@@ -52,3 +52,5 @@ WRONG = {
         "divide by e^eps": "lambda f, e: torch.minimum(math.exp(e)*f, 1 - math.exp(e)*(1 - f))",
         "a blind guess": "lambda f, e: f"}
 }
+WRONG["check_allowed"] |= {
+    "take one truth": "lambda f, e: min(math.exp(e)*f, 1 - math.exp(-e)*(1 - f))"}

@@ -64,3 +64,15 @@ WRONG = {
             " > gaussian_tpr(stats.beta.ppf(1 - 5e-4, f + 1, n - f) if f < n else 0., s))"}
 }
 SLOW = {"check_guilty"}  # thousands of calls each
+WRONG["check_excess"] |= {
+    "the larger of both ways": "lambda p, q, e: max((p - math.exp(e)*q).clamp(min=0).sum(),"
+                               " (q - math.exp(e)*p).clamp(min=0).sum())",
+    "clamp each output at 0": "lambda p, q, e: (p - math.exp(e)*q).abs().sum()/2",
+    "a sum over the outputs": "lambda p, q, e: (p - math.exp(e)*q).clamp(min=0).mean()",
+    "multiplies Q, not P": "lambda p, q, e: (math.exp(e)*p - q).clamp(min=0).sum()"}
+WRONG["check_sampled_delta"] |= {
+    "draws numbers of its own": "lambda e, s, z: (1 - (e - (1 + 2*s*torch.randn(9999))/(2*s**2))"
+                                ".exp()).clamp(min=0).mean()",
+    "does not depend on `z`": "lambda e, s, z: gaussian_delta(e, s)"}
+WRONG["check_guilty"] |= {
+    "no fixed margin": "lambda f, h, n, s: bool(h/n > gaussian_tpr(f/n, s) + .05)"}

@@ -147,3 +147,23 @@ WRONG = {
         "the crowd matters": attack(crowds="(32,)")},
     "check_private_mean": {words: MEAN.replace(*edit) for words, edit in EDITS.items()},
 }
+WRONG["check_steal"] |= {
+    "not the column": "lambda W, b: {'image': W[:, b.argmin()]/b.min(), 'label': b.argmin()}",
+    "don't subtract": "lambda W, b: {'image': W[b.argmin()] - b.min(), 'label': b.argmin()}"}
+WRONG["check_clipped"] |= {"norm times C": "lambda g, C: g/(g.norm()*C).clamp(min=1)"}
+WRONG["check_clipped_sum"] |= {
+    "the last row is missing": "lambda g, C: (lambda g: (g*(C/g.norm(dim=1, keepdim=True))"
+        ".clamp(max=1)).sum(0))(g[:-1][g[:-1].isfinite().all(1)])"}
+WRONG["check_private_mean"] |= {
+    "C is not divided by the batch": MEAN.replace("(max_norm/", "(max_norm/batch_size/").replace(
+        "(clipped.sum(0) + sigma*max_norm*noise)/batch_size",
+        "clipped.sum(0) + sigma*max_norm*noise/batch_size")}
+WRONG["check_dp_sgd"] |= {
+    "stands after the loop": steps("\n    return w", "\n        return w"),
+    "you clipped the sum of the batch": steps("for g in grads]", "for g in [sum(grads, 0*w)]]"),
+    "holds the numbers of its examples": steps("i in batch", "i in range(len(batch))"),
+    "were handed over": steps("w = w - lr", "w -= lr"),
+    "an answer is due all the same": steps("kept = [g*min(1., C/g.norm()) for g in grads]",
+                                           "kept = [*torch.stack(grads)]")}
+WRONG["check_worst_move"] |= {
+    "not a sum of moves": attack().replace("worst = max(worst, ", "worst += (")}

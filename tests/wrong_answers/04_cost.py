@@ -111,3 +111,14 @@ WRONG = {
         "both parts together spend": ("    return math.exp", "    return 1.07*math.exp")}),
 }
 SLOW = {"check_second_sigma"}  # hundreds of compositions each
+WRONG["check_gaussian_rdp"] |= {
+    "times `orders`": "lambda s, a: np.asarray(a)**2/(2*s**2)",
+    "the last number is missing": "lambda s, a: [a[i]/(2*s**2) for i in range(len(a) - 1)]"}
+WRONG["check_total_rdp"] |= edited(TOTAL, **{
+    "no power": ("steps*rdp_sampled_gaussian(q, sigma, orders)",
+                 "rdp_sampled_gaussian(q, sigma, orders)**steps"),
+    "a bare `sum`": ("np.zeros(len(orders))", "0")})
+WRONG["check_markov_epsilon"] |= edited(MARKOV, **{
+    "the smallest, no mean": ("eps.min()", "eps.mean()")})
+WRONG["check_least_sigma"] |= {  # stops on either side
+    "return the end that": "lambda spent, eps: brentq(lambda s: spent(s) - eps, 1e-2, 1e3)"}

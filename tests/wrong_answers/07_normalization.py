@@ -88,3 +88,9 @@ WRONG = {
         "do not detach them": STANDARD.replace("(variance + eps)", "(variance.detach() + eps)"),
         "no detach()": STANDARD.replace("weight.flatten(1)", "weight.detach().flatten(1)")},
 }
+WRONG["check_without_batchnorm"] |= {
+    "a four_a_group of as many": "lambda model: nn.Sequential(nn.Identity())",
+    "must not change in the loop": "def without_batchnorm(model):\n    import copy\n"
+        "    new = copy.deepcopy(model)\n    for name, m in new.named_modules():\n"
+        "        if isinstance(m, nn.BatchNorm2d):\n"
+        "            setattr(new, name, four_a_group(m.num_features))\n    return new"}

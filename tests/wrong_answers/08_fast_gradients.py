@@ -106,3 +106,6 @@ WRONG = {
         "divide nowhere":
             "lambda x, g, f: (f[:, None, None]*g).flatten(0, 1).T @ x.flatten(0, 1)/len(x)"},
 }
+WRONG["check_late_sum"] |= {
+    "not only the first": "lambda x, g, f: torch.einsum('b,bo,bi->oi', f[f > 0], g[f > 0][:, 0],"
+                          " x[f > 0][:, 0])"}

@@ -113,3 +113,13 @@ WRONG = {
         "that is a verdict, too": JUDGE.replace("abs(t)", "t")},
 }
 SLOW = {"check_judge"}  # hundreds of experiments each
+WRONG["check_smallest_fair"] |= {
+    "ends without a `return`": "def smallest_fair(pulls):\n    for k in range(1, 20):\n"
+                               "        if pulls.clamp(-k/2, k/2).mean()*pulls.mean() > 0:\n"
+                               "            return k/2"}
+WRONG["check_gradient_sigma"] |= {
+    "inside the square": "lambda s, b: (s**-2 - 2*b**-2)**-.5"}
+WRONG["check_judge"] |= {
+    "4.30 of those": "def judge(a, b):\n    d = a - b\n    t = d.mean()/(d.std()/len(d)**.5)\n"
+                     "    return 'no verdict' if not abs(t) > 2.78 else"
+                     " 'better' if t > 0 else 'worse'"}

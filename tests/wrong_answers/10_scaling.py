@@ -88,3 +88,10 @@ WRONG = {
         "not a mean": POINTS.replace("max(tried.values())", "sum(tried.values())/len(tried)")},
 }
 SLOW = {"check_smallest_batch"}  # an accountant's search for every answer
+WRONG["check_crossover"] |= {"you rounded": "lambda m, s, p: round(s**2*p/m)"}
+WRONG["check_matched_rate"] |= {
+    "not variances": "lambda lr, o, n: lr*(o[1]*o[2]**2/o[0]**2)/(n[1]*n[2]**2/n[0]**2)",
+    "does not depend on `old`": "lambda lr, old, new: lr/(new[1]**.5*new[2]/new[0])"}
+WRONG["check_points_lost"] |= {
+    "not a share of the best": "lambda tried, lr: 1 - tried[min(tried, key=lambda r:"
+                               " abs(math.log(r/lr)))]/max(tried.values())"}

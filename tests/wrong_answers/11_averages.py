@@ -63,3 +63,12 @@ WRONG["check_warm_ema"]["the plain mean"] = "lambda iterates, decay: iterates.me
 WRONG["check_second_moment"]["the plain mean of the squares"] = (
     "lambda g, s, f, b: ((g**2).mean(0) - s**2).clamp(min=f)")
 SLOW = set()
+WRONG["check_warm_ema"] |= {
+    "the last iterate counts": EMA.replace("enumerate(iterates[1:], 1)",
+                                           "enumerate(iterates[1:-1], 1)"),
+    "only the last of what you return": EMA.replace("average = iterates[0]", "every = average ="
+        " iterates[:1]").replace("d)*w", "d)*w\n        every = torch.cat([every, average])"
+                                 ).replace("return average", "return every")}
+WRONG["check_shares"] |= {
+    "the shares after the first": "lambda decays: torch.tensor([torch.tensor(decays).prod()]"
+                                  " + [1 - d for d in decays])"}

@@ -39,3 +39,10 @@ WRONG = {
 WRONG["check_mean_noises"]["the noise on the sum"] = NOISES.replace("/batch_size", "").replace(
     "/(k*batch_size)", "")
 SLOW = {"check_naive_epsilon", "check_mean_noises"}
+WRONG["check_naive_epsilon"] |= {
+    "not sigma*k": "lambda q, sigma, steps, delta, k: epsilon(q=q, sigma=sigma*k, steps=steps,"
+                   " delta=delta)"}
+WRONG["check_clipped_views"] |= {
+    "averaged over the people": "lambda g, c: (g.mean(0)*(c/g.mean(0).norm(dim=1, keepdim=True))"
+                                ".clamp(max=1)).sum(0)",
+    "add them up": "lambda g, c: g.mean(1)*(c/g.mean(1).norm(dim=1, keepdim=True)).clamp(max=1)"}

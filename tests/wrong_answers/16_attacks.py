@@ -83,3 +83,10 @@ WRONG = {
         "not one": PIN % "min(1., math.exp(eps)/candidates + delta)",
         "chance without the training": PIN % "first/candidates"},
 }
+WRONG["check_log_ratio"] |= {
+    "densities are rounded to 0": "lambda c, a, s, b, t: torch.log((-((c - a)/s)**2/2).exp()/s)"
+                                  " - torch.log((-((c - b)/t)**2/2).exp()/t)",
+    "is natural, too": "lambda c, a, s, b, t: (((c - b)/t)**2 - ((c - a)/s)**2)/2"
+                       " + torch.log2(t/s)"}
+WRONG["check_missing_gradient"] |= {
+    "not one number": "lambda W, o, decay: -o.sum() - (len(o) + 1)*decay*W"}

@@ -81,3 +81,5 @@ WRONG = {
         "leave the noise alone": MUTANT % (100, "same", " | MUTANTS['hazel'].changes", 1, 1)},
 }
 SLOW = {"check_survivor"}
+WRONG["check_moved_by"] |= {
+    "on the newcomer alone": "lambda s, d, z, b: flat(s(*z, fresh(0))['gradient']).norm()/b"}

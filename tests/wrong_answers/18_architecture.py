@@ -58,3 +58,8 @@ WRONG = {
         "Benjamini": HOLM.replace("(m - rank)*", "m/(rank + 1)*")},
 }
 SLOW = set()
+WRONG["check_tempered"] |= {
+    "the offset is missing": "lambda x, s, T, o: s*torch.sigmoid(T*x)"}
+WRONG["check_holm"] |= {
+    "not by m + 1": "lambda p: [min(1., max((len(p) - sum(w < v for w in p) + 1)*v for v in p"
+                    " if v <= u)) for u in p]"}

@@ -28,3 +28,8 @@ WRONG = {
         "spread of one run": OWN.replace("/len(found)**.5", ""),
         "divides by k - 1": OWN.replace(".std()", ".std(correction=0)")},
 }
+WRONG["check_centred"] |= {
+    "its root is the unit": "lambda x, z: (x - z.mean(0))*z.shape[1]"
+                            "/(z - z.mean(0)).square().sum(1).mean()",
+    "of the centred public": "lambda x, z: (x - z.mean(0))"
+                             "*(z.shape[1]/z.square().sum(1).mean()).sqrt()"}

@@ -47,7 +47,7 @@ def dice_scores(predicted, y, classes):
         "sigma is missing": "lambda n, d, eps, delta: d**.5/n",
         "1/eps is no multiplier": "lambda n, d, eps, delta: d**.5/n/eps",
         "the textbook's":
-            "lambda n, d, eps, delta: (2*math.log(1.25/delta))**.5/eps*d**.5/n",
+            "lambda n, d, eps, delta: (2*torch.tensor(1.25/delta).log().item())**.5/eps*d**.5/n",
         "the other way round":
             "lambda n, d, eps, delta: n/d**.5/gaussian_sigma(eps=eps, delta=delta)"},
     "check_agreement": {
@@ -66,3 +66,6 @@ def dice_scores(predicted, y, classes):
         "divide by the length": AGREEMENT.replace("moved.norm()", "steps")},
 }
 SLOW = set()
+WRONG["check_own_share"] |= {
+    "not the sum of the absolute": "lambda x, o: (o[torch.cdist(x.flatten(1), x.flatten(1), p=1)"
+                                   ".fill_diagonal_(1e9).argmin(1)] == o).double().mean()"}
