@@ -38,6 +38,7 @@ HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a
 ANSWER = "<details><summary>Open this when you have made your guess</summary>\n\n{}\n\n</details>"
 MODEL = ("<details><summary>Model answer: try first</summary>\n\n```python\n{}\n```\n\n"
          "</details>")
+FOLDED = "# Folded: run it as it is, or click on the dots to read it.\n"
 # What a kernel reports: without it JupyterLab counts an untouched notebook as changed.
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {
@@ -202,6 +203,12 @@ def hide(cell, part):
     cell.metadata["jupyter"] = cell.metadata.get("jupyter", {}) | {f"{part}_hidden": True}
 
 
+def labelled(cell):
+    "The code of a cell; a folded one, of which JupyterLab shows the first line, says that it is."
+    folded = cell.metadata.get("jupyter", {}).get("source_hidden")
+    return FOLDED + cell.source if folded and not cell.source.startswith("#") else cell.source
+
+
 def for_guessing(notebook, first_page=False):
     "The notebook as a student opens it: nothing is computed yet, and nothing is exported."
     names = names_used(notebook.cells)
@@ -232,6 +239,7 @@ def for_guessing(notebook, first_page=False):
             cell.source = without_machinery(machinery, names).lstrip("\n")
             if machinery and not cell.source.strip():
                 continue  # there was nothing else in it
+            cell.source = labelled(cell)
         kept += to_build(cell) if has_tag(cell, "build") else [cell]
     notebook.cells = kept
     notebook.metadata |= {"kernelspec": KERNEL, "language_info": LANGUAGE}
