@@ -38,7 +38,7 @@ HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a
 ANSWER = "<details><summary>Open this when you have made your guess</summary>\n\n{}\n\n</details>"
 MODEL = ("<details><summary>Model answer: try first</summary>\n\n```python\n{}\n```\n\n"
          "</details>")
-FOLDED = "# Folded: run it as it is, or click on the dots to read it.\n"
+FOLDED = "# Folded code{}: run it, or click on the dots to read it.\n"
 # What a kernel reports: without it JupyterLab counts an untouched notebook as changed.
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {
@@ -204,9 +204,15 @@ def hide(cell, part):
 
 
 def labelled(cell):
-    "The code of a cell; a folded one, of which JupyterLab shows the first line, says that it is."
+    "The code of a cell; if it is folded, below a line that says so: JupyterLab shows the first."
     folded = cell.metadata.get("jupyter", {}).get("source_hidden")
-    return FOLDED + cell.source if folded and not cell.source.startswith("#") else cell.source
+    if not folded or cell.source.startswith("#"):
+        return cell.source
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    public = [node.name for node in tree_of(cell).body
+              if isinstance(node, kinds) and not node.name.startswith("_")]
+    names = f" ({', '.join(public)})" if public and has_tag(cell, "plumbing") else ""
+    return FOLDED.format(names) + cell.source
 
 
 def for_guessing(notebook, first_page=False):

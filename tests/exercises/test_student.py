@@ -66,7 +66,8 @@ def test_answers_and_plumbing_are_folded_and_some_cells_stay_outside(made):
     copied = nbformat.read(made, 4).cells
     assert copied[1].outputs == []
     assert copied[2].source.startswith("<details>") and "It is two." in copied[2].source
-    assert copied[-1].metadata.jupyter.source_hidden and copied[-1].source.startswith("# Folded")
+    assert copied[-1].metadata.jupyter.source_hidden
+    assert copied[-1].source.startswith("# Folded code (quadruple): run it")
     assert not any("install" in cell.source for cell in copied)
 
 
