@@ -276,7 +276,8 @@ def _seed_of(function):
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #d10f49f1
 _MARKS = {"failed": "✗ ", "why": "➜ "}
-_COLOURS = {"failed": "#D55E00", "why": "#D55E00", "hint": "#0072B2"}
+_BLUE = "var(--jp-content-link-color, #0072B2)"  # JupyterLab's own, also in its dark theme
+_COLOURS = {"failed": "#D55E00", "why": "#D55E00", "hint": _BLUE}
 
 
 @dataclass(frozen=True, repr=False)
