@@ -38,6 +38,7 @@ HEAD = ("# Solutions\n\n> Of [{stem}](../{path}), folded: click on the dots of a
 ANSWER = "<details><summary>Open this when you have made your guess</summary>\n\n{}\n\n</details>"
 MODEL = ("<details><summary>Model answer: try first</summary>\n\n```python\n{}\n```\n\n"
          "</details>")
+FOLDED = "# Folded code{}: run it, or click on the dots to read it.\n"
 # What a kernel reports: without it JupyterLab counts an untouched notebook as changed.
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {
@@ -202,6 +203,18 @@ def hide(cell, part):
     cell.metadata["jupyter"] = cell.metadata.get("jupyter", {}) | {f"{part}_hidden": True}
 
 
+def labelled(cell):
+    "The code of a cell; if it is folded, below a line that says so: JupyterLab shows the first."
+    folded = cell.metadata.get("jupyter", {}).get("source_hidden")
+    if not folded or cell.source.startswith("#"):
+        return cell.source
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    public = [node.name for node in tree_of(cell).body
+              if isinstance(node, kinds) and not node.name.startswith("_")]
+    names = f" ({', '.join(public)})" if public and has_tag(cell, "plumbing") else ""
+    return FOLDED.format(names) + cell.source
+
+
 def for_guessing(notebook, first_page=False):
     "The notebook as a student opens it: nothing is computed yet, and nothing is exported."
     names = names_used(notebook.cells)
@@ -232,6 +245,7 @@ def for_guessing(notebook, first_page=False):
             cell.source = without_machinery(machinery, names).lstrip("\n")
             if machinery and not cell.source.strip():
                 continue  # there was nothing else in it
+            cell.source = labelled(cell)
         kept += to_build(cell) if has_tag(cell, "build") else [cell]
     notebook.cells = kept
     notebook.metadata |= {"kernelspec": KERNEL, "language_info": LANGUAGE}

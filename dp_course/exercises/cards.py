@@ -337,7 +337,8 @@ def _seed_of(function):
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #d10f49f1
 _MARKS = {"failed": "✗ ", "why": "➜ "}
-_COLOURS = {"failed": "#D55E00", "why": "#D55E00", "hint": "#0072B2"}
+_BLUE = "var(--jp-content-link-color, #0072B2)"  # JupyterLab's own, also in its dark theme
+_COLOURS = {"failed": "#D55E00", "why": "#D55E00", "hint": _BLUE}
 
 
 @dataclass(frozen=True, repr=False)
@@ -382,7 +383,8 @@ class Card:
         for i, hint in enumerate(self.hints, 1):
             yield "hint", f"Hint {i} of {self.of_hints}: {hint}"
         if self.printed:
-            yield "said", "it printed: " + self.printed
+            more = " ..." if len(self.printed) > 200 else ""
+            yield "said", "it printed: " + self.printed[:200] + more
 
     def __repr__(self):
         return "\n".join("    "*(kind != "head") + _MARKS.get(kind, "") + text
@@ -1247,6 +1249,7 @@ def above(
 
 
 _EXERCISES = {}  # name of a check -> its exercise
+_LENT = set()    # names of the checks whose course function a lesson goes on with
 
 
 @dataclass(frozen=True)
@@ -1281,12 +1284,20 @@ class Exercise:
                     raise ValueError(f"{self.name}, {text!r}: the truth raised {error!r} for "
                                      f"{_called(case)}; correct the truth or the case") from error
 
+    def _not_yours(self):
+        "The card for the course's own function, once `mine` has put it in the student's place."
+        name = self.name.removeprefix("check_")
+        return Card(self.name, tuple((text, False) for text in self.properties), attempted=False,
+                    why=f"this is the course's `{name}`: run the cell with yours, then this one")
+
     def __call__(
         self,
         your_function,  # what the student wrote
         seed=None,      # of the cases; default: the same for the same code
     ):                  # `Card`
         "Judge a function, property by property."
+        if your_function is self.truth and self.name in _LENT:
+            return self._not_yours()
         arguments = () if self.costly else re.search(r"\((.*?)\)", self.asks)[1].split(", ")
         trial = Trial(your_function, self.name, seed, self.hints, self.slips, self.leaks,
                       self.unsafe, self.truth, arguments, self.asks)
@@ -1313,4 +1324,5 @@ def mine(
         print(f"The lesson goes on with your `{name}`.")
         return function
     print(f"The lesson goes on with the course's `{name}`, because yours has not passed its check.")
+    _LENT.add(check.name)
     return check.truth

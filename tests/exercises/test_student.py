@@ -67,6 +67,7 @@ def test_answers_and_plumbing_are_folded_and_some_cells_stay_outside(made):
     assert copied[1].outputs == []
     assert copied[2].source.startswith("<details>") and "It is two." in copied[2].source
     assert copied[-1].metadata.jupyter.source_hidden
+    assert copied[-1].source.startswith("# Folded code (quadruple): run it")
     assert not any("install" in cell.source for cell in copied)
 
 
