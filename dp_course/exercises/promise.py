@@ -151,7 +151,9 @@ def _laplace_noise(x, sensitivity, eps, generator):
 def _why_so_large(ratio, sensitivity, eps):
     "A diagnosis of noise whose mean size is `ratio` times what it should be."
     scale = sensitivity/eps
-    why = {eps/sensitivity/scale: "the scale is upside down: sensitivity/eps",
+    why = {(2/math.pi)**.5: "that is Gaussian noise of standard deviation sensitivity/eps: Laplace "
+                            "noise is the difference of two exponential numbers",
+           eps/sensitivity/scale: "the scale is upside down: sensitivity/eps",
            sensitivity*eps/scale: "a smaller eps needs more noise: divide by eps",
            1/eps/scale: "the noise must cover what one person can change: the sensitivity is "
                         "missing",
@@ -160,8 +162,10 @@ def _why_so_large(ratio, sensitivity, eps):
            1/scale: "neither sensitivity nor eps is in the scale",
            2.: "that is twice the noise: the scale is sensitivity/eps",
            .5: "that is half of the noise: the scale is sensitivity/eps"}
-    near = [said for value, said in why.items() if abs(ratio - value) < .03*max(1., value)]
-    return near[0] if near else "the mean size of Laplace noise is its scale, sensitivity/eps"
+    value = min(why, key=lambda value: abs(ratio - value))
+    if abs(ratio - value) < .03*max(1., value):
+        return why[value]
+    return "the mean size of Laplace noise is its scale, sensitivity/eps"
 
 
 def _laplace(sensitivity, eps):
@@ -211,7 +215,7 @@ check_laplace_noise = Exercise(
     "of scale sensitivity/eps on every number.",
     truth=_laplace_noise,
     properties={
-        "sensitivity 3, eps 0.8: scale 3.75": _laplace(3., .8),
+        "sensitivity 3, eps 0.6: scale 5": _laplace(3., .6),
         "sensitivity 1, eps 2: scale 0.5": _laplace(1., 2.),
         "a count, as a tensor of no axes": lambda trial: trial.need(
             torch.as_tensor(trial(torch.tensor(179.), 1., 1., trial.fresh_generator())).numel()

@@ -30,6 +30,8 @@ WRONG = {
         "difference of their sizes": "lambda a, b: (max(abs(a), abs(b)), abs(abs(b) - abs(a)))",
         "farther than the larger end": "lambda a, b: (max(abs(a), abs(b)),)*2"},
     "check_laplace_noise": {
+        "Gaussian noise of standard deviation": "lambda x, s, e, g: x + s/e*torch.randn("
+            "x.shape, generator=g)",
         "upside down": "lambda x, s, e, g: x + e/s*(lambda n: n[0] - n[1])("
             "torch.empty(2, *x.shape).exponential_(generator=g))",
         "divide by eps": "lambda x, s, e, g: x + s*e*(lambda n: n[0] - n[1])("
