@@ -226,7 +226,7 @@ def test_search_finds(chromium, server):
 @needs_browser
 def test_dark_mode(chromium, server):
     tab, wrong = opened(chromium, color_scheme="dark")
-    tab.goto(f"{server}/01_promise.html")
+    tab.goto(f"{server}/12_views.html")  # it has figures of both kinds
     colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, re.findall(r"\d+", colour)[:3])) < 80, colour
     filters = {kind: {tab.evaluate("i => getComputedStyle(i).filter", image)
