@@ -88,3 +88,21 @@ def test_whoever_composes_a_plan_counts_the_earlier_phases():
     assert composed_epsilon([{"step": 0}], plan) > 0
     asked = dict(eps=3., delta=1e-3, q=.25, steps=3)
     assert noise_multiplier(**asked, earlier=plan.earlier) > noise_multiplier(**asked)
+
+
+@pytest.mark.parametrize("first, second", [(4, 1), (1, 4), (4, 4)])
+def test_phases_of_banded_noise_are_charged_by_their_turns(first, second):
+    def plan(bands, **more):
+        noise = {"noise": "banded", "bands": bands} if bands > 1 else {}
+        return PrivacyPlan(n=40, batch_size=8, delta=1e-3, **noise, **more)
+
+    def turns(bands, steps):
+        return .2*bands, -(-steps//bands)
+
+    before = plan(first, steps=11, sigma=2.)
+    q, n = turns(first, 6)
+    budget = before.budget().post("training steps", q=q, sigma=2., steps=n)
+    later = plan(second, steps=9, eps=12., after=budget)
+    q_later, n_later = turns(second, 9)
+    exact = PLDAccountant().step(q, 2., n).step(q_later, later.sigma, n_later).epsilon(1e-3)
+    assert later.epsilon_after(9) == pytest.approx(exact, rel=1e-9) and exact <= 12
