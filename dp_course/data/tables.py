@@ -6,6 +6,8 @@
 __all__ = ['is_table', 'readable', 'Labelled', 'labelled']
 
 # %% ../../nbs/workshop/data/tables.ipynb #4be1ded5
+import os
+
 import numpy as np
 import torch
 
@@ -45,6 +47,9 @@ def _numbers(name, what, values):  # array
             return array.astype("float64")
         except (TypeError, ValueError):
             pass
+    if array.dtype.kind in "mM":
+        raise ValueError(f"{name}: {what} holds dates: pass numbers, such as days since a fixed "
+                         "day, as in (column - day).dt.days")
     if array.dtype.kind not in _NUMBERS:
         _refuse_text(name, what)
     return array
@@ -76,6 +81,12 @@ def readable(
         return {key: readable(f"{name}[{key!r}]", v) for key, v in x.items()}
     if isinstance(x, list) and x and isinstance(x[0], dict):
         return _of_dicts(name, x)
+    if isinstance(x, (str, os.PathLike)):
+        raise ValueError(f"{name}={str(x)!r:.80} is a path: read it first; a folder of images is "
+                         f"ImageFolder({name}, Compose([Resize((32, 32)), ToTensor()]))")
+    if isinstance(x, list) and x and isinstance(x[0], tuple):
+        raise ValueError(f"{name} is a list of tuples: part them first, as in x, y = zip(*rows); "
+                         "Examples(torch.stack(x), torch.tensor(y))")
     plain = (int, float, str, list, np.generic)  # else a list of tensors: the parts of a batch
     if isinstance(x, list) and x and isinstance(x[0], plain):
         return _numbers(name, "the list", x)

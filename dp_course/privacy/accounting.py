@@ -202,7 +202,13 @@ class PrivacyPlan:
         else:
             self._check_sigma()
         if after is not None:
-            after.close()
+            self._close(after)
+
+    def _close(self, budget):
+        "End the phase before, of which this plan counts all that was spent."
+        if self.earlier != looks_before(budget.close(), self.unit, self.accountant):
+            raise ValueError("another trainer has spent from the budget of after= meanwhile: make "
+                             "the plan again")
 
     def _check_sigma(self):
         spent = self.epsilon_after(self.steps)

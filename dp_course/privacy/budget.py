@@ -210,8 +210,9 @@ def _before(plan):
     "Say what was spent before, and is counted."
     if not plan.earlier:
         return ""
-    return (f" It counts what was spent on these data before: {in_list(plan.earlier)}. A "
-            "checkpoint of an earlier phase must not go on: what it spends is not in this number.")
+    return f" It counts what was spent on these data before: {in_list(plan.earlier)}."
+
+
 def _sample(plan):
     "How a step draws its batch and its noise."
     if plan.bands == 1:

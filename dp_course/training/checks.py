@@ -7,6 +7,7 @@ __all__ = ['KNOWN_ENGINES', 'check_model', 'is_frozen_norm', 'check_parts', 'che
            'refuse_units', 'name_of', 'check_run']
 
 # %% ../../nbs/workshop/training/checks.ipynb #ad7ed63d
+import re
 import warnings
 
 import numpy as np
@@ -35,6 +36,9 @@ def check_model(
         raise ValueError("a model of torch.jit keeps its layers to itself: pass the nn.Module that "
                          "it was made from")
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise ValueError(f"the model is wrapped in {type(model).__name__}, which splits batches: "
+                         "pass model.module; several processes are ProcessTrainer's")
     for name, p in model.named_parameters():
         if nn.parameter.is_lazy(p) or p.is_meta:
             raise ValueError(f"parameter {name} has no values yet: call the model once on a batch, "
@@ -206,6 +210,12 @@ def _words(tree):
     return ", ".join(found)
 
 
+_HINTS = {  # words of torch -> what to do
+    "dtype|scalar type|Input type": "Numbers of another type are made by Examples(..., "
+                                    "normalize=lambda x: x.float()), or x.long() for an Embedding",
+    "channels": "A convolution takes rows (channels,...): x[:, None] has one channel"}
+
+
 def _tried(who, advice, f, *args):
     "Call what a user passed, and say in the user's words where it fails."
     try:
@@ -216,8 +226,9 @@ def _tried(who, advice, f, *args):
         shown = [a for a in args if any(map(torch.is_tensor, leaves(a)))]
         given = " and ".join(map(_words, shown))
         first = (str(error).strip().splitlines() or [""])[0][:330]
+        hints = [hint for words, hint in _HINTS.items() if re.search(words, first)]
         raise ValueError(f"{who} fails on made-up rows {given}: {type(error).__name__}: {first}. "
-                         f"{advice}") from error
+                         f"{(hints or [advice])[0]}") from error
 
 
 def _of_classes(loss_fn, output):
@@ -290,9 +301,10 @@ def _same(v, w):
 
 def _refuse_change(name):
     # ValueError
-    if "parametrizations" in name:
+    if "parametrizations" in name or name.endswith(("_u", "_v")):
         raise ValueError(f"{name} of the model changes when the model is called, as spectral_norm "
                          "does, and no call may leave anything behind: take it off with "
+                         "nn.utils.remove_spectral_norm(layer), or of a parametrization "
                          "nn.utils.parametrize.remove_parametrizations(layer, 'weight'), or pass "
                          "weight_norm, which keeps nothing")
     raise ValueError(f"{name} of the model changes when the model is called: it would count "
@@ -304,13 +316,13 @@ def _output_of(model, x):
     "What the model says of two rows; refuse one that changes by being called."
     # A counter would count micro-batches, and a running mean would hold un-noised numbers
     buffers = {name: v.detach().clone() for name, v in model.named_buffers()}
-    with forgetting(model), torch.no_grad():
+    with forgetting(model), torch.enable_grad():  # the model may take a gradient of its own
         call_model(model, tree_map(torch.clone, x))
         first = _numbers_of(model)
         output = call_model(model, tree_map(torch.clone, x))
         second = _numbers_of(model)
     for name, v in model.named_buffers():
-        v.copy_(buffers[name])
+        v.detach().copy_(buffers[name])
     for name in [name for name, v in first.items() if not _same(v, second.get(name))]:
         _refuse_change(name)
     return output
@@ -319,12 +331,13 @@ def _output_of(model, x):
 def _warn_of_mixing(model, x):
     "Say that a model answers otherwise for three rows at once than for one: it mixes examples."
     three = tree_map(lambda v: v[torch.arange(3) % len(v)], x)
-    with torch.no_grad():
+    with torch.enable_grad():  # the model may take a gradient of its own
         together = tensors_of(call_model(model, tree_map(torch.clone, three)))
         alone = [tensors_of(call_model(model, take(three, slice(i, i + 1)))) for i in range(3)]
     for v, *each in zip(together, *alone):
         apart = torch.cat(each) if all(w.dim() and len(w) == 1 for w in each) else v
-        if v.shape == apart.shape and not torch.allclose(v, apart, 1e-2, 1e-3, equal_nan=True):
+        same = v.shape == apart.shape and torch.allclose(v, apart, 1e-2, 1e-3, equal_nan=True)
+        if not same and len(v) == len(apart):
             warnings.warn("the model answers otherwise for three rows at once than for each alone: "
                           "it mixes examples. Training shows it one example at a time, so this "
                           "run is private, but evaluation in batches will look different",
@@ -341,21 +354,53 @@ def _losses_of_rows(model, loss_fn, x, y):
     return losses.detach()
 
 
+def _sums_of_pairs(model, loss_fn, x, y):
+    "What a loss of one number says of two rows in order and in turn, and of each of them twice."
+    # The two are equal wherever each row adds its own part, as in every mean and weighted mean
+    output = call_model(model, tree_map(torch.clone, x))
+    try:
+        pairs = [losses_of(loss_fn, take(output, torch.tensor(rows)), y, 1).detach()
+                 for rows in ([0, 1], [1, 0], [0, 0], [1, 1])]
+    except Exception:  # it may be made for one example alone
+        return None, []
+    return pairs[0] + pairs[1], [pairs[2] + pairs[3]]
+
+
+def _together_and_alone(model, loss_fn, x, y):
+    "The losses of two rows at once, and of each alone."
+    together = _losses_of_rows(model, loss_fn, x, y)
+    if together is None:
+        return _sums_of_pairs(model, loss_fn, x, y)
+    rows = [take((x, y), slice(i, i + 1)) for i in range(count(y))]
+    return together, [_losses_of_rows(model, loss_fn, *row) for row in rows]
+
+
 def _warn_of_mixed_losses(model, loss_fn, x, y):
     "Say that an example's loss depends on the others in its batch, as in contrastive learning."
-    with torch.no_grad():
-        together, again = (_losses_of_rows(model, loss_fn, x, y) for _ in range(2))
-        if together is None or not torch.equal(together, again):  # it draws random numbers
-            return
-        rows = [take((x, y), slice(i, i + 1)) for i in range(count(y))]
-        alone = [_losses_of_rows(model, loss_fn, *row) for row in rows]
+    together, alone = _together_and_alone(model, loss_fn, x, y)
+    again, _ = _together_and_alone(model, loss_fn, x, y)
+    if together is None or not torch.equal(together, again):  # it draws random numbers
+        return
     if any(v is None for v in alone):
         return
-    if not torch.allclose(together, torch.cat(alone), 1e-2, 1e-3, equal_nan=True):
+    # Sums of one output differ by rounding alone
+    tolerance = 1e-2 if len(together) > 1 else torch.finfo(together.dtype).eps**.5
+    if not torch.allclose(together, torch.cat(alone), tolerance, .1*tolerance, equal_nan=True):
         warnings.warn("the loss of an example depends on the others in its batch, as in "
                       "contrastive learning. Training computes it for one example alone, where "
                       "little may be left of it: put what is compared into one example, as its "
                       "parts or views", stacklevel=6)
+
+
+def _warn_of_kept_rows(model, n):
+    "Name buffers that seem to hold all examples: nothing that looks them up is private."
+    for name, v in model.named_buffers():
+        if v.dim() > 1 and len(v) == n:
+            warnings.warn(f"buffer {name} has a row for each of the {n} examples. If it was made "
+                          "from them, as the features and neighbours of a graph are, every "
+                          "example's gradient depends on others, the guarantee does not hold, and "
+                          "a release holds the buffer: pass what belongs to an example as its "
+                          "inputs", stacklevel=6)
 
 
 def _warn_of_idle(model, loss_fn, x, y):
@@ -464,14 +509,12 @@ def _try_rows(trainer, model, reader):  # bool: do training rows have the form o
             raise ValueError(f"augment returned {_words(made)}: return a pair (x, y)")
         _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
         x, y = made
-    _try_model(model, loss_fn, data, x, y)
+    way = _try_model(model, loss_fn, data, x, y)
     if trainer._asked_engine not in KNOWN_ENGINES:
         _check_engine(trainer._asked_engine, model, loss_fn, x, y)
     else:
-        _tried("the gradient", "Model and loss get one example, a batch of one", trainer.engine,
-               model, loss_fn, x, y, FlatClip(1.))
-    _tried("the gradient", "Model and loss get one example, a batch of one", _warn_of_idle,
-           model, loss_fn, *_first_views(x, y))
+        _tried("the gradient", way, trainer.engine, model, loss_fn, x, y, FlatClip(1.))
+    _tried("the gradient", way, _warn_of_idle, model, loss_fn, *_first_views(x, y))
     return _form(_first_views(x, y)[0]) == tested
 
 
@@ -481,8 +524,24 @@ def _first_views(x, y):
     return take((x, y), slice(b))
 
 
-def _try_model(model, loss_fn, data, x, y):
+def _way_to_fit(output, y):  # str
+    "Say how a loss gets an output and labels that it can take."
+    if isinstance(output, dict) and output:
+        return (f"The model returns a dict of {', '.join(map(str, output))}: let the loss choose, "
+                f"as in loss_fn=lambda output, y: F.cross_entropy(output[{next(iter(output))!r}], "
+                "y)")
+    if isinstance(output, (tuple, list)):
+        return (f"The model returns {len(output)} things: let the loss choose, as in "
+                "loss_fn=lambda output, y: F.cross_entropy(output[0], y)")
+    if _one_number(output) and torch.is_tensor(y) and y.shape != output.shape:
+        return (f"Outputs are {_words(output)}, labels {_words(y)}: give them one shape, as in "
+                "y[:, None]")
+    return "Model and loss get one example, a batch of one"
+
+
+def _try_model(model, loss_fn, data, x, y):  # str: what to do if the loss fails
     x, y = _first_views(x, y)
+    _warn_of_kept_rows(model, len(data))
     model.eval()
     way = ("It gets rows (b,...) as normalize and augment make them, and in training one example "
            "alone: it cannot look up other rows, such as neighbours in a graph, by their numbers")
@@ -492,6 +551,7 @@ def _try_model(model, loss_fn, data, x, y):
     output = logits_of(_tried("the model", way, _output_of, model, x))
     _check_label_kind(loss_fn, output, y)
     _check_labels(data, loss_fn, output)
+    return _way_to_fit(output, y)
 
 
 def _try_metric(trainer):

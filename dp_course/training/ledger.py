@@ -24,6 +24,7 @@ from .checkpoints import Journal
 
 # %% ../../nbs/workshop/training/ledger.ipynb #1d5dc1fc
 STEPS = "training steps"
+_CLOSING = "closed: a later plan counts on the looks above"  # no look itself
 
 
 class Entry(NamedTuple):
@@ -60,6 +61,9 @@ def _budget(plan):
 
 def _enter(budget, entry, bands):
     "Post an entry, paid for or not: it has happened."
+    if entry.what == _CLOSING:
+        Budget.close(budget)
+        return
     if entry.what == STEPS and entry.t % bands:  # of a group that is never ahead of the first one
         return
     kinds = {(q, sigma): n for q, sigma, n in budget.posts.get(entry.what, ())}
@@ -100,12 +104,13 @@ class Ledger:
         self.plan = plan
         self.bands = getattr(plan, "bands", 1)  # over so many steps noise is correlated
         self.budget = _budget(plan)
-        self.budget.post = self._post
+        self.budget.post, self.budget.close = self._post, self._close
         self.run = _run_name(plan)  # what belongs to the same run
         self.computed = 0           # steps that must be paid for
         self._process = os.getpid()  # the only one that may spend
         self._made = {}             # all entries, in order; a dict as a set that keeps it
         self._first = {}            # slot -> the first entry made there
+        self._most = math.inf       # entries that a later plan counts on: no more are taken
         self._unpaid = ()           # entries beyond what the plan covers: never released
         self._files = {}            # path of a ledger -> `Journal`
         self._others, self._affordable = None, 0
@@ -206,6 +211,8 @@ class Ledger:
         if news:
             self._mark_unpaid()
         if not self.holds(entry):
+            if self.budget.closed:
+                self._refuse(entry)
             raise ValueError("another trainer on this checkpoint was faster: with its entries eps "
                              f"= {self.budget.epsilon():.4g}, more than {self.budget.eps:g}; go on "
                              "alone from the newest checkpoint")
@@ -220,6 +227,14 @@ class Ledger:
         for _ in range(int(steps)):
             name = self._ask(secrets.token_hex)
             self.charge(Entry(str(what), float(q), float(sigma), "elsewhere", 0, name))
+        return self.budget
+
+    def _close(self):  # `Budget`
+        "Close the budget as its `close`, in all files: whoever loads them cannot go on, either."
+        if not self.budget.closed:
+            last = Entry(_CLOSING, 1., 0., "elsewhere", len(self._made), "")
+            self._take_in([*self._ask(self._write, [last]), last])
+            self._mark_unpaid()
         return self.budget
 
     def _refuse_other_process(self):
@@ -251,7 +266,12 @@ class Ledger:
         for entry in entries:
             if entry in self._made:
                 continue
+            late = len(self._made) > self._most
             self._made[entry] = None
+            if late:
+                continue
+            if entry.what == _CLOSING:
+                self._most = entry.t
             self._first.setdefault(self._slot(entry), entry)
             self.computed += entry.what == STEPS
             _enter(self.budget, entry, self.bands)
@@ -266,6 +286,8 @@ class Ledger:
 
     def _covers(self, entries):
         "Tell whether the plan pays for all of these."
+        if _CLOSING in [entry.what for entry in entries[:-1]]:
+            return False
         if not self.plan.sigma:
             return True
         spent = _budget(self.plan)

@@ -164,6 +164,8 @@ class Trainer:
         keep_memory()
         while steps is None and self.try_step():
             pass
+        if steps is None and self.budget.closed and self.t < self.plan.steps:
+            self._ledger.refuse_step()
         for _ in range(steps or 0):
             self.step()
         return self

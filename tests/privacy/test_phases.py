@@ -47,6 +47,46 @@ def test_a_phase_that_another_counts_on_is_over():
     assert first.left() == 0 and first.epsilon() == pytest.approx(before, rel=1e-3)
 
 
+def test_a_saved_phase_is_over_for_whoever_loads_it(tmp_path):
+    plan = a_plan()
+    first = run(plan).fit(1)
+    first.save(tmp_path/"run")
+    other = run(plan).load(tmp_path/"run")
+    second = a_plan(eps=3., after=first.budget)
+    again = run(plan).load(tmp_path/"run")  # as a new process would
+    for trainer in (other, again):
+        for spend in (trainer.step, trainer.fit, lambda: trainer.budget.post("mean", sigma=99.),
+                      lambda: trainer.noisy("mean", 1., sensitivity=1., sigma=99.)):
+            with pytest.raises(ValueError, match="a later plan"):
+                spend()
+        assert trainer.epsilon() == pytest.approx(first.epsilon(), rel=1e-9)
+    again.save(tmp_path/"later")
+    later = run(plan).load(tmp_path/"later")
+    assert later.left() == 0 and a_plan(eps=3., after=later.budget).earlier == second.earlier
+
+
+def test_a_phase_repeats_the_steps_that_are_counted(tmp_path):
+    plan = a_plan()
+    first = run(plan).fit(1)
+    first.save(tmp_path/"run")
+    first.fit(1)
+    a_plan(eps=3., after=first.budget)
+    again = run(plan).load(tmp_path/"run")
+    assert again.left() == 1 and torch.equal(again.step().model.weight, first.model.weight)
+    with pytest.raises(ValueError, match="a later plan"):
+        again.step()
+
+
+def test_a_plan_counts_the_steps_that_another_trainer_took(tmp_path):
+    plan = a_plan()
+    first = run(plan).fit(1)
+    first.save(tmp_path/"run")
+    run(plan).load(tmp_path/"run").fit(1)
+    with pytest.raises(ValueError, match="make the plan again"):
+        a_plan(eps=3., after=first.budget)
+    assert a_plan(eps=3., after=first.budget).earlier[0][-1] == 2
+
+
 def test_three_phases_keep_their_numbers():
     first = run(a_plan()).fit()
     second = run(a_plan(eps=3., after=first.budget)).fit()

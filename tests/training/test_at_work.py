@@ -106,15 +106,95 @@ def contrastive(output, y):
     return nn.functional.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="none")
 
 
+def contrastive_mean(output, y):
+    return contrastive(output, y).mean()
+
+
+def dice(output, y):
+    "One number for the whole batch, as libraries of segmentation compute it."
+    p, y = output.sigmoid(), nn.functional.one_hot(y, 3)
+    return 1 - 2*(p*y).sum()/(p + y).sum()
+
+
+def weighted(output, y):
+    return nn.functional.cross_entropy(output, y, torch.tensor([1., 5., 2.]))
+
+
 def random_loss(output, y):
     return (output - torch.randn_like(output)).square().mean(1)
 
 
-@pytest.mark.parametrize("loss, mixes", [(contrastive, 1), (random_loss, 0), (None, 0)])
+@pytest.mark.parametrize("loss, mixes", [
+    (contrastive, 1), (contrastive_mean, 1), (dice, 1), (random_loss, 0), (weighted, 0), (None, 0)])
 def test_a_loss_that_compares_examples_is_named(recwarn, loss, mixes):
     run(linear(torch.float32), **({} if loss is None else {"loss_fn": loss}))
     said = [w for w in recwarn if "depends on the others" in str(w.message)]
     assert len(said) == mixes
+
+
+class Pairs(nn.Module):
+    "Compares all examples of a batch, as CLIP does."
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.left(x) @ self.right(x).T
+
+
+class Graph(nn.Module):
+    "Keeps the features of all examples."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("features", torch.randn(N, 5))
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(x + self.features.mean(0))
+
+
+@pytest.mark.parametrize("why, model, loss", [
+    ("mixes examples", Pairs, lambda output, y: output.exp().mean()),
+    ("features has a row for each of the 40 examples", Graph, None)])
+def test_a_model_that_looks_at_other_examples_is_named(why, model, loss):
+    with pytest.warns(UserWarning, match=why):
+        run(model(), **({} if loss is None else {"loss_fn": loss}))
+
+
+class Named(nn.Linear):
+    def forward(self, x):
+        return {"out": super().forward(x), "aux": x}
+
+
+class Penalized(nn.Linear):
+    "Takes a gradient in its forward, as a gradient penalty does."
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        y = super().forward(x)
+        return y + torch.autograd.grad(y.sum(), x, create_graph=True)[0].square().sum()
+
+
+WHOLE = Examples(torch.arange(5*N).view(N, 5), torch.arange(N) % 3)
+YES = Examples(torch.randn(N, 5), torch.rand(N))
+
+
+@pytest.mark.parametrize("why, model, data, options", [
+    (r"dict of out, aux.*output\['out'\]", lambda: Named(5, 3), None, {}),
+    (r"torch.func.grad.*engine=loop_grad_sum", lambda: Penalized(5, 3), None, {}),
+    (r"normalize=lambda x: x.float", lambda: nn.Linear(5, 3), WHOLE, {}),
+    (r"x\[:, None\] has one channel", lambda: nn.Conv1d(1, 3, 5), None, {}),
+    (r"y\[:, None\]", lambda: nn.Linear(5, 1), YES, {"loss_fn": nn.BCEWithLogitsLoss()}),
+    (r"remove_spectral_norm", lambda: nn.utils.spectral_norm(nn.Linear(5, 3)), None, {}),
+    (r"pass model.module", lambda: nn.DataParallel(nn.Linear(5, 3)), None, {}),
+], ids=["dict", "inner gradient", "whole numbers", "no channel", "one output", "spectral norm",
+        "DataParallel"])
+def test_what_does_not_fit_is_refused_with_the_line_to_write(why, model, data, options):
+    with pytest.raises(ValueError, match=why):
+        run(model(), data, **options)
+
+
+def test_a_gradient_inside_of_a_model_runs_in_the_loop():
+    assert run(Penalized(5, 3), engine=loop_grad_sum).fit(1).t == 1
 
 
 def test_frozen_norms_keep_what_was_learnt_under_its_names():
@@ -213,6 +293,9 @@ def test_data_as_people_have_them(x, y, shape):
     "y='sick' names none": lambda: Examples(ROWS, "sick"),
     "has no columns": lambda: Examples(np.ones((N, 2)), "label"),
     "different keys": lambda: Examples([{"a": 1, "b": 1}, {"a": 1}], [0, 1]),
+    "holds dates": lambda: Examples(Frame(a=np.zeros(N, "datetime64[D]")), [0]*N),
+    "is a path.*ImageFolder": lambda: Examples("photos"),
+    r"x, y = zip": lambda: Examples([(torch.ones(2), 1), (torch.ones(2), 0)]),
     r"a dict of Datasets.*Examples\(data\['train'\]": lambda: Examples({"train": Rows()}, [0]*N),
     r"Examples\(dataset, y='label'\)": lambda: Examples(Rows()).rows(torch.arange(2)),
 }.items())
