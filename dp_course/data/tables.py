@@ -92,8 +92,9 @@ def readable(
         return _numbers(name, "the list", x)
     if isinstance(x, np.ndarray) and x.dtype.kind == "O":
         return _numbers(name, "the array", x)
-    if hasattr(x, "toarray"):
-        raise ValueError(f"{name} is a sparse matrix: pass {name}.toarray(), or a Dataset that "
+    if hasattr(x, "toarray") or isinstance(x, torch.Tensor) and x.layout != torch.strided:
+        dense = "to_dense" if isinstance(x, torch.Tensor) else "toarray"
+        raise ValueError(f"{name} is a sparse matrix: pass {name}.{dense}(), or a Dataset that "
                          "does so row by row")
     return x
 

@@ -340,7 +340,9 @@ def _warn_of_mixing(model, x):
         if not same and len(v) == len(apart):
             warnings.warn("the model answers otherwise for three rows at once than for each alone: "
                           "it mixes examples. Training shows it one example at a time, so this "
-                          "run is private, but evaluation in batches will look different",
+                          "run is private, but evaluation in batches will look different, and "
+                          "what compares examples, as CLIP does, has nothing to compare: put that "
+                          "into one example",
                           stacklevel=6)
             return
 
