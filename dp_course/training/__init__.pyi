@@ -12,6 +12,7 @@ from .callbacks import public as public
 from .callbacks import step_decay as step_decay
 from .checkpoints import Journal as Journal
 from .checkpoints import append as append
+from .checkpoints import find_release as find_release
 from .checkpoints import load_checked as load_checked
 from .checkpoints import load_release as load_release
 from .checkpoints import lock as lock
