@@ -25,8 +25,11 @@ setup(
     package_dir={f"{cfg['lib_name']}.runs": "runs"},
     package_data={
         f"{cfg['lib_name']}.runs": ["*.json", "*.jsonl"],
-        # starts: encoders that have seen nobody
-        cfg["lib_name"]: ["_help.json", "py.typed", "*.pyi", "*/*.pyi", "*/*.csv", "starts/*.pt"],
+        cfg["lib_name"]: [
+            "_help.json", "py.typed", "*.pyi", "*/*.pyi", "*/*.csv",
+            "starts/*.pt",    # encoders that have seen nobody
+            "releases/*.pt",  # networks of lesson 13, with their statements
+        ],
     },
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),

@@ -19,6 +19,7 @@ to train a GAN                    Trainer(critic, ..., augment=with_fakes)
 to train a diffusion model        Trainer(net, ..., augment=noised)
 to train a net with BatchNorm     fix(model), fix(model, frozen=True)
 to train in phases, one budget    PrivacyPlan(..., after=trainer.budget)
+to correlate the noise of steps   PrivacyPlan(..., noise="banded", bands=8)
 to fine-tune a part, or adapters  model[1].requires_grad_(False)
 to save memory                    micro_batch=32
 to compute in bfloat16            precision="bf16", or "auto": the faster one

@@ -7,7 +7,7 @@ included; shuffled batches of 128, a random crop and mirror image of every photo
 momentum and weight decay, a rate that falls in a straight line to 0. Nothing is clipped, nothing
 is noised, nobody is protected. The settings are common ones and were not searched; the test set is
 looked at after every epoch and chooses nothing. A run that was stopped goes on after its last
-epoch.
+epoch. The weights are left beside the checkpoint, as a release whose statement promises nothing.
 """
 import json
 import time
@@ -17,9 +17,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dp_course.basics import keep_memory
-from dp_course.cli import make_config
+from dp_course.cli import describe_release, make_config
 from dp_course.cli.setup import make_model
 from dp_course.data import load, views
+from dp_course.training import write_weights
 from experiments.harness import new_record, parser_of
 
 SETTINGS = dict(
@@ -89,6 +90,14 @@ def trained(data, epochs, seed, checkpoint, say=print):
     return rows
 
 
+def release(path, data, checkpoint):
+    "Write the weights that a run ended with, and what they are."
+    weights = torch.load(checkpoint, weights_only=True)["model"]
+    write_weights(path, weights, "No privacy: nothing was clipped and no noise was added, so these "
+                                 "weights promise nothing about the photographs behind them.")
+    describe_release(path, make_config("resnet20-cpu-eps3"), data)
+
+
 def main():
     parser = parser_of("ordinary", __doc__)
     parser.add_argument("--epochs", type=int, default=30)
@@ -99,8 +108,10 @@ def main():
     args.checkpoint.parent.mkdir(exist_ok=True)
     record = new_record(__doc__)
     record["settings"] = SETTINGS | dict(epochs=args.epochs, seed=args.seed)
-    record["rows"] = trained(load("cifar10"), args.epochs, args.seed, args.checkpoint)
+    data = load("cifar10")
+    record["rows"] = trained(data, args.epochs, args.seed, args.checkpoint)
     args.out.write_text(json.dumps(record, indent=1) + "\n")
+    release(args.checkpoint.with_suffix(".release.pt"), data, args.checkpoint)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         DATA ENGINES FEATURES HEADS MODELS ONE_LABEL ONE_MASK PIXELWISE SCANS Task adapt_model
         dice_words layer_scores load_scans make_network task_of""",
     "releases": """
-        Released describe_network open_release read_image write_release""",
+        Released describe_network describe_release open_release read_image write_release""",
     "results": """
         power_of_test seeds_for""",
     "run": """

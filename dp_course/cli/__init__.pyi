@@ -112,6 +112,7 @@ from .registry import make_network as make_network
 from .registry import task_of as task_of
 from .releases import Released as Released
 from .releases import describe_network as describe_network
+from .releases import describe_release as describe_release
 from .releases import open_release as open_release
 from .releases import read_image as read_image
 from .releases import write_release as write_release

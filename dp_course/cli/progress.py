@@ -7,6 +7,7 @@ __all__ = ['Interrupt', 'Stop', 'announce_duration', 'describe_start', 'describe
            'complain', 'describe_end', 'conclude']
 
 # %% ../../nbs/workshop/cli/progress.ipynb #b901002f
+import os
 import signal
 import sys
 import threading
@@ -36,9 +37,11 @@ class Interrupt:
             self.before = {s: signal.signal(s, self.note) for s in signals}
 
     def note(self, *_):
-        "Raise the flag."
+        "Raise the flag, and say what happens next."
         self.asked = True
         self.restore()
+        os.write(2, b"\nstopping after this step, with a last test and a checkpoint; "
+                    b"once more stops at once\n")  # print may be at work when the signal comes
 
     def __call__(self):
         return self.asked

@@ -353,7 +353,7 @@ class Card:
     hints:tuple=()        # those that are shown, one more with each failed try
     of_hints:int=0        # how many there are
     printed:str=""        # the beginning of what the function printed
-    seed:int=0            # repeats the same cases: `check_...(your_function, seed=...)`
+    seed:int=None         # repeats the cases: `check_...(your_function, seed=...)`; None: fixed
 
     @property
     def score(self):
@@ -375,7 +375,8 @@ class Card:
             yield "said", "not attempted yet"
         elif not self.solved:
             yield "failed", next(text for text, held in self.properties if not held)
-            yield "numbers", f"{self.numbers} (seed={self.seed})"
+            seed = "" if self.seed is None else f" (seed={self.seed})"
+            yield "numbers", self.numbers + seed
         if self.why:
             yield "why", self.why
         if self.leaks:
@@ -613,7 +614,7 @@ class _Outcome:
     why:str=""
     leaks:bool=False
     seen:tuple=()          # the answers that were compared
-
+    drawn:bool=False       # whether the cases depend on the seed
 
 # %% ../../nbs/workshop/exercises/cards.ipynb #3d5e7a12
 _RULES = {  # what a wrong number is of the right one -> the diagnosis
@@ -860,8 +861,9 @@ class Trial:
         self.attempt, self.name, self.hints = attempt, name, hints
         self.truth, self.arguments = truth, arguments
         self.slips, self.leaks, self.unsafe = slips or {}, leaks or {}, unsafe
-        self.seed = _seed_of(attempt) if seed is None else seed
-        self.generator = torch.Generator().manual_seed(self.seed)
+        self._seed = _seed_of(attempt) if seed is None else seed
+        self._generator = torch.Generator().manual_seed(self._seed)
+        self.drawn = False  # whether the property that is being tried asked for either
         self.another_kind = ("another kind of answer, or another shape, than the one that is asked "
                              f"for: {asks}").rstrip(": ")
         self.outcomes = []
@@ -870,6 +872,18 @@ class Trial:
         self.used, self.stopped = 0., ""  # the student's seconds; what was said when they ran out
         self.moved_the_global = False  # whether the last call drew from torch's own generator
         self.printed = _Sink()
+
+    @property
+    def seed(self):
+        "The seed of the cases."
+        self.drawn = True
+        return self._seed
+
+    @property
+    def generator(self):
+        "The generator of the cases."
+        self.drawn = True
+        return self._generator
 
     def fresh_generator(self):
         "A generator that no earlier call has seen."
@@ -890,7 +904,7 @@ class Trial:
     @contextlib.contextmanager
     def holds(self, text):
         "One thing that must hold; whatever goes wrong inside is a refusal, never a traceback."
-        self.seen = []
+        self.seen, self.drawn = [], False
         numbers, why, leaks = None, "", False
         try:
             with _quietly():
@@ -900,7 +914,8 @@ class Trial:
             why, leaks = getattr(refused, "why", ""), getattr(refused, "leaks", False)
         except Exception:  # an answer of a kind that the check did not expect
             numbers, why = f"got {_shown(self.got)}", self.another_kind
-        self.outcomes.append(_Outcome(text, numbers, why, leaks, tuple(self.seen)))
+        self.outcomes.append(
+            _Outcome(text, numbers, why, leaks, tuple(self.seen), self.drawn))
 
     def __call__(self, *args):
         "The student's answer to copies of the arguments."
@@ -920,7 +935,7 @@ class Trial:
         try:
             with (contextlib.redirect_stdout(self.printed), torch.random.fork_rng(devices=[]),
                   _at_most(_SECONDS - self.used)):
-                torch.manual_seed(self.seed + self.calls)  # who ignores our generators is noticed
+                torch.manual_seed(self._seed + self.calls)  # who ignores our generators is noticed
                 state = torch.get_rng_state()
                 got = self.attempt(*args)
                 self.moved_the_global = not torch.equal(state, torch.get_rng_state())
@@ -1152,7 +1167,7 @@ class Trial:
         "The verdict, with one hint more than at the last failed try; keeps the progress."
         held = tuple((out.text, self.begun and out.numbers is None) for out in self.outcomes)
         said = self.printed.getvalue().strip()
-        verdict = Card(self.name, held, self.begun, printed=said, seed=self.seed)
+        verdict = Card(self.name, held, self.begun, printed=said)
         if not self.begun:
             return verdict
         failed = [outcome for outcome in self.outcomes if outcome.numbers is not None]
@@ -1161,7 +1176,8 @@ class Trial:
                 found = [self.diagnosis(outcome) for outcome in failed]
             leaks = any(leaks for _, leaks in found)
             why = self._why(failed, [why for why, _ in found])
-            verdict = replace(verdict, numbers=failed[0].numbers, why=why, leaks=leaks)
+            seed = self._seed if failed[0].drawn else None
+            verdict = replace(verdict, numbers=failed[0].numbers, why=why, leaks=leaks, seed=seed)
         tries = record(self.name, verdict.score, _fingerprint(self.attempt))
         if not failed:
             return verdict

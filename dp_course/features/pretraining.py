@@ -509,7 +509,7 @@ def _work(args):
 
 def main(
     argv=None,  # command line; default: this process's
-):              # exit code: 0; 2 after one line on stderr
+):              # exit code: 0; 2 after one line on stderr; 130 if interrupted
     "Run `dp-pretrain`."
     keep_memory()
     try:
@@ -518,6 +518,10 @@ def main(
     except (ValueError, OSError) as error:
         print("dp-pretrain:", *str(error).split(), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("dp-pretrain: interrupted; the same command with --resume goes on after the last "
+              "checkpoint, of which there is one a minute", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__" and globals().get("__package__"):

@@ -24,7 +24,7 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         unreadable""",
     "precision": """
         PRECISIONS bf16_engine bf16_product_ratio fixed_shape gains_from_bfloat16 has_bfloat16
-        settled_precision""",
+        innermost settled_precision""",
     "tape": """
         Call Substitutes Tape clip_factors clipped eager empty_sum fast_grad_sum
         forward_backward kept_or_ghost one_pass vmap_grad_sum without_autocast""",

@@ -72,6 +72,7 @@ from .precision import bf16_product_ratio as bf16_product_ratio
 from .precision import fixed_shape as fixed_shape
 from .precision import gains_from_bfloat16 as gains_from_bfloat16
 from .precision import has_bfloat16 as has_bfloat16
+from .precision import innermost as innermost
 from .precision import settled_precision as settled_precision
 from .tape import Call as Call
 from .tape import Substitutes as Substitutes

@@ -7,11 +7,11 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         EMA HeadFirst NoisyAccuracy Plateau SCHEDULES Schedule TailAverage constant cosine
         linear public step_decay""",
     "checkpoints": """
-        Journal append load_checked load_release lock named save_atomic save_release
-        writable_file write_all write_text write_weights""",
+        Journal append find_release load_checked load_release lock named save_atomic
+        save_release writable_file write_all write_text write_weights""",
     "checks": """
-        KNOWN_ENGINES check_clip check_model check_parts check_plan check_run in_units
-        is_frozen_norm name_of refuse_units""",
+        check_clip check_model check_parts check_plan check_run in_units is_frozen_norm is_ours
+        name_of refuse_units""",
     "evaluation": """
         class_counts count_classes measure no_scores""",
     "fixes": """

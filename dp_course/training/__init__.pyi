@@ -12,6 +12,7 @@ from .callbacks import public as public
 from .callbacks import step_decay as step_decay
 from .checkpoints import Journal as Journal
 from .checkpoints import append as append
+from .checkpoints import find_release as find_release
 from .checkpoints import load_checked as load_checked
 from .checkpoints import load_release as load_release
 from .checkpoints import lock as lock
@@ -22,7 +23,6 @@ from .checkpoints import writable_file as writable_file
 from .checkpoints import write_all as write_all
 from .checkpoints import write_text as write_text
 from .checkpoints import write_weights as write_weights
-from .checks import KNOWN_ENGINES as KNOWN_ENGINES
 from .checks import check_clip as check_clip
 from .checks import check_model as check_model
 from .checks import check_parts as check_parts
@@ -30,6 +30,7 @@ from .checks import check_plan as check_plan
 from .checks import check_run as check_run
 from .checks import in_units as in_units
 from .checks import is_frozen_norm as is_frozen_norm
+from .checks import is_ours as is_ours
 from .checks import name_of as name_of
 from .checks import refuse_units as refuse_units
 from .evaluation import class_counts as class_counts

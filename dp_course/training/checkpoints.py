@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['write_all', 'named', 'save_atomic', 'load_checked', 'lock', 'append', 'Journal', 'writable_file', 'write_text',
-           'write_weights', 'save_release', 'load_release']
+           'write_weights', 'save_release', 'find_release', 'load_release']
 
 # %% ../../nbs/workshop/training/checkpoints.ipynb #b6c5463c
 import hashlib
@@ -12,6 +12,7 @@ import io
 import os
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -392,13 +393,23 @@ def save_release(
     write_weights(path, model.state_dict(), statement)
 
 
+def find_release(
+    path,  # file, or the name of a release that came with the course
+):         # the file
+    "Find a release: a file of yours, or else one that came with the course."
+    shipped = Path(str(files("dp_course")))/"releases"/f"{path}.pt"
+    here = isinstance(path, str) and not Path(path).exists() and Path(path).name == path
+    return shipped if here and shipped.is_file() else path
+
+
 def load_release(
-    path,   # file that `Trainer.release`, `save_release` or `dp-train` wrote
+    path,   # file that `Trainer.release`, `save_release` or `dp-train` wrote, or a shipped name
     model,  # `nn.Module` of the same shape, compiled or not; it gets the weights
 ):          # str: the statement of what was promised, and spent
     "Put released weights into your model, and read the statement that goes with them."
     # FileNotFoundError; ValueError: no release, or of another network (the model stays as it was)
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
+    path = find_release(path)
     safe = isinstance(path, (str, os.PathLike)) and _is_safetensors(path)
     state = (from_safetensors if safe else load_checked)(path, _RELEASE)
     there, here = ({name: tuple(v.shape) for name, v in plain_state(part).items()}

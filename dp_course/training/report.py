@@ -15,7 +15,7 @@ import torch
 
 from ..privacy import noise_kind
 from .checkpoints import write_text
-from .checks import KNOWN_ENGINES, name_of
+from .checks import is_ours, name_of
 from .ledger import STEPS
 from .records import code_version
 
@@ -52,7 +52,7 @@ def _guarantee_facts(trainer):
             "clip": repr(trainer.clip),
             "sensitivity": torch.as_tensor(trainer.clip.sensitivity).tolist(),
             "seed": trainer.seed_policy,
-            "isolation": "by construction" if trainer._asked_engine in KNOWN_ENGINES
+            "isolation": "by construction" if is_ours(trainer._asked_engine)
                          else f"the word of the author of {name_of(trainer._asked_engine)}"}
 
 

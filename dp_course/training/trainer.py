@@ -29,7 +29,7 @@ from dp_course.privacy import (
 from .checkpoints import (
     load_checked, save_atomic, writable_file, write_weights)
 from .checks import (
-    KNOWN_ENGINES, check_clip, check_model, check_parts, check_plan, check_run, in_units, name_of)
+    check_clip, check_model, check_parts, check_plan, check_run, in_units, is_ours, name_of)
 from .formats import load_plain_state, plain_state, uncompiled
 from .ledger import (
     STEPS, Entry, Ledger, check_release, flat_source, name_apart)
@@ -386,7 +386,7 @@ class Trainer:
             copies = (" Copies of its checkpoint on this machine share one ledger; one that goes "
                       "on elsewhere spends again, unseen.")
         exact = " Exact accuracies on its validation split are nonprivate."
-        word = "" if self._asked_engine in KNOWN_ENGINES else (
+        word = "" if is_ours(self._asked_engine) else (
             f" The gradients come from the engine {name_of(self._asked_engine)}, which was "
             "compared once with the loop: that it keeps examples apart is its author's word.")
         if self.plan.sigma:

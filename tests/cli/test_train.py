@@ -6,6 +6,7 @@ import pty
 import random
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from dp_course.cli import (
     PRESETS,
     VERBS,
     Config,
+    Interrupt,
     Job,
     Screen,
     announce_duration,
@@ -871,3 +873,12 @@ def test_resnet20_takes_three_steps_on_real_cifar10(real, tmp_path):
     assert 0 <= trainer.evaluate() <= 1
     trainer.save(tmp_path/"c")
     assert (tmp_path/"c").stat().st_size < 8e6
+
+
+def test_the_first_ctrl_c_says_what_it_waits_for_and_the_second_acts(capfd):
+    asked = Interrupt()
+    assert not asked()
+    signal.raise_signal(signal.SIGINT)
+    assert asked() and "stopping after this step" in capfd.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

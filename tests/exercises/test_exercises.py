@@ -408,6 +408,14 @@ def test_a_seed_repeats_the_cases(spaces):
     check = spaces["appendix"]["check_group_delta"]
     cards = [check(lambda e, d, k: k*d, seed) for seed in (3, 3, 4)]
     assert cards[0].numbers == cards[1].numbers != cards[2].numbers
+    assert "(seed=3)" in repr(cards[0])
+
+
+def test_fixed_cases_show_no_seed(spaces):
+    "The first property of rms is two given numbers; the last one draws its tensors."
+    check = spaces["00_start"]["check_rms"]
+    assert "(seed=" not in repr(check(lambda x: x.abs().max(), 3))
+    assert "(seed=3)" in repr(check(lambda x: x.square().mean(-1).sqrt(), 3))
 
 
 # --- the student's copy

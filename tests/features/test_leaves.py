@@ -440,3 +440,12 @@ def test_a_wrong_command_is_answered_in_one_line(argv, capsys):
     assert P.main(argv) == 2
     said = capsys.readouterr().err
     assert said.startswith("dp-pretrain: ") and said.count("\n") == 1 and "_count" not in said
+
+
+def test_an_interrupted_command_says_how_to_go_on(monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(P, "leaf_stock", interrupted)
+    assert P.main(["resnet20"]) == 130
+    assert "--resume goes on" in capsys.readouterr().err

@@ -18,7 +18,13 @@ from toys import generator as gen
 from toys import loss
 
 from dp_course.data import Examples
-from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
+from dp_course.gradients import (
+    FlatClip,
+    bf16_engine,
+    fast_grad_sum,
+    fixed_shape,
+    loop_grad_sum,
+)
 from dp_course.privacy import PrivacyPlan, RDPAccountant
 from dp_course.training import Trainer, check_plan, fix, squared_error
 
@@ -259,6 +265,12 @@ def test_an_engine_of_ones_own_is_compared_and_named():
     said = trainer(engine=mine).step().statement()
     assert "engine mine" in said and "author's word" in said
     assert "author's word" not in trainer().statement()
+
+
+def test_our_engines_in_another_precision_or_shape_are_ours():
+    "bfloat16 is further off the loop than the comparison with an engine of one's own allows."
+    run = trainer(nn.Linear(5, 10), engine=fixed_shape(bf16_engine(fast_grad_sum), 4))
+    assert "author's word" not in run.statement()
 
 
 def test_a_metric_that_does_not_fit_is_refused():
