@@ -11,10 +11,10 @@ from leaks import N, noise, numbers, of_losses, of_rows, pictures, sequence, wor
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
-from toys import Picture, loss
+from toys import Picture, loss, two_views
 from toys import generator as gen
 
-from dp_course.data import Examples, Views
+from dp_course.data import Examples
 from dp_course.gradients import loop_grad_sum
 
 
@@ -397,10 +397,6 @@ def tied():
 def several():
     return Examples(torch.randn(N, 5, generator=gen()),
                     (torch.rand(N, 4, generator=gen(1)) < .3).float())
-
-
-def two_views(x, y, g):
-    return Views(torch.stack([x, x + .1*torch.randn(x.shape, generator=g)], 1)), y
 
 
 INNOCENTS = {

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from toys import Picture, Plan, loss
+from toys import Picture, Plan, loss, two_views
 from toys import generator as gen
 
-from dp_course.data import Examples, Views, tree_map
+from dp_course.data import Examples, tree_map
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.training import Trainer
 
@@ -865,10 +865,6 @@ NUMBERS = {"cox": cox, "concordance": concordance, "explained variance": explain
            "sorted": lambda o, y: (o.sort(0).values - y.sort(0).values).square().sum(1)}
 
 # --- augmentations, normalizations, clips
-
-
-def two_views(x, y, g):
-    return Views(torch.stack([x, x + .1*torch.randn(x.shape, generator=g)], 1)), y
 
 
 def seeded_by_labels(x, y, g):

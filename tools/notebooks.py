@@ -34,10 +34,6 @@ def code_cells(path):
     return [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
 
 
-def is_exported(source):
-    return source.lstrip().startswith("#| export")
-
-
 def module_of(path):
     "The module that a notebook exports to, such as `privacy.accounting`, or None."
     found = re.search(r"(?m)^#\|\s*default_exp\s+(\S+)", "\n".join(code_cells(path)))

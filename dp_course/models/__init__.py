@@ -6,9 +6,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "blocks": """
         BasicBlock WideBlock cost_table linear_head norm_and_relu three_stages""",
     "cnns": """
-        ACTIVATIONS NormWatch TemperedSigmoid activation activation_norm allconv_cifar
-        bounded_cnn digit_filters draw_like edge_filters first_moment papernot_cnn
-        weight_statistics""",
+        ACTIVATIONS TemperedSigmoid activation activation_norm allconv_cifar bounded_cnn
+        digit_filters draw_like edge_filters first_moment papernot_cnn weight_statistics""",
     "report": """
         ReportBlock report_conv report_resnet20 report_wrn16_4""",
     "resnet": """

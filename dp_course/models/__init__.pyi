@@ -5,7 +5,6 @@ from .blocks import linear_head as linear_head
 from .blocks import norm_and_relu as norm_and_relu
 from .blocks import three_stages as three_stages
 from .cnns import ACTIVATIONS as ACTIVATIONS
-from .cnns import NormWatch as NormWatch
 from .cnns import TemperedSigmoid as TemperedSigmoid
 from .cnns import activation as activation
 from .cnns import activation_norm as activation_norm

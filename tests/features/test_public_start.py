@@ -160,13 +160,6 @@ def test_what_it_would_cost_is_said_without_the_network(preset, net, f, no_netwo
     assert f"{10*(f + 1):,} parameters" in said and f"dp-pretrain {net} " in said
 
 
-def test_presets_say_how_many_runs_chose_them():
-    for name, preset in PRESETS.items():
-        if name.startswith("public-"):
-            runs = {"max100": 26, "linear": 12, "all": 8}[name.split("-")[1]]
-            assert preset["tuning_runs"] == runs
-
-
 def read_by(features):
     "How a preset reads its features, in the words of a cell."
     return FEATURES[features].keywords | dict(net=features, name=features)

@@ -124,12 +124,16 @@ def test_notebooks_can_be_published():
 
 
 def test_help_says_what_to_use_for_what():
-    "Every row of `help(dp_course)` is shown at work on a page, which `nbdev_test` runs."
+    "Every row of `help(dp_course)` is on a page, and what it calls is called there, too."
     rows = [row.split("  ", 1) for row in dp_course.__doc__.splitlines() if row.startswith("to ")]
-    page = (ROOT/"docs/i_want.md").read_text()
+    page = notebooks.page(ROOT/"nbs/pages/i_want.ipynb")
+    called = set(re.findall(r"\w+(?=\()", page.partition("\n## ")[2]))
     assert len(rows) >= 15
     for want, use in rows:
-        assert f"| {want.removeprefix('to ')} | `{use.strip()}` |" in page, "run the page again"
+        alone = set(re.findall(r"\w+(?=\()", use)) - called
+        assert not alone, f"nbs/pages/i_want.ipynb has no snippet with {alone}"
+        assert f"| {want.removeprefix('to ')} | `{use.strip()}` |" in page, (
+            "run `make notebooks NB=nbs/pages/i_want.ipynb`")
 
 
 @pytest.mark.slow

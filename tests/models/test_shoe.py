@@ -9,7 +9,6 @@ from torch import nn
 
 from dp_course.data import Examples
 from dp_course.models import (
-    NormWatch,
     activation_norm,
     draw_like,
     first_moment,
@@ -36,15 +35,6 @@ def test_the_norm_of_an_activation_by_hand():
     x = torch.tensor([[1., 1.], [1., -1.]])  # (3, 4) and (3, 0) after the ReLU
     assert activation_norm(model, x) == pytest.approx(4.)
     assert activation_norm(model, x, first=1) == pytest.approx(5.)
-
-
-def test_the_watch_looks_at_the_first_step_and_at_every_so_many():
-    class Toy:
-        t, model = 0, nn.Sequential(nn.Linear(3, 2), nn.Tanh())
-    watch = NormWatch(torch.ones(4, 3), every=3)
-    for Toy.t in range(1, 8):
-        watch(Toy)
-    assert list(watch.norms) == [1, 3, 6]
 
 
 def test_the_first_moment_is_adams_own():

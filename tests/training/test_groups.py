@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_processes import in_threads
 from torch import nn
-from toys import Plan, close, linear, loss
+from toys import Plan, close, jitter, linear, loss, two_views
 
 from dp_course import gradients
 from dp_course.audit import joined, replay_sensitivity, sampler_audit, trainer_run, trainer_step
@@ -266,17 +266,10 @@ def test_the_update_is_divided_by_the_expected_units():
 
 @pytest.mark.quick(6)
 @pytest.mark.parametrize("micro, augment", [
-    pytest.param(micro, augment, marks=[pytest.mark.slow]*(augment != "views" and micro != 5))
-    for micro in (None, 1, 2, 3, 5, 11, 100) for augment in (None, "jitter", "views")])
+    pytest.param(micro, augment, marks=[pytest.mark.slow]*(augment != two_views and micro != 5))
+    for micro in (None, 1, 2, 3, 5, 11, 100) for augment in (None, jitter, two_views)])
 def test_micro_batches_never_split_a_unit(micro, augment):
     # what a training step clips is the oracle's, whatever the micro-batch
-    def jitter(x, y, g):
-        return x + torch.randn(x.shape, generator=g, dtype=x.dtype), y
-
-    def two(x, y, g):
-        return Views(torch.stack([x, jitter(x, y, g)[0]], 1)), y
-
-    augment = {"jitter": jitter, "views": two}.get(augment)
     ids = [i//3 if i < 90 else 30 + i//60 for i in range(300)]  # more than two blocks of 128
     data = visits(ids)
     plan = OfPatients(data.units, data.units, 1)
