@@ -31,10 +31,12 @@ def check_model(
 ):
     "Refuse what cannot be trained at all, or not privately, by name."
     # ValueError
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("a model of torch.jit keeps its layers to itself: pass the nn.Module that "
-                         "it was made from")
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
+    for path, m in model.named_modules():
+        if isinstance(m, torch.jit.ScriptModule):
+            where = f"layer {path}" if path else "this"
+            raise ValueError(f"{where} is a model of torch.jit, which keeps its layers to itself: "
+                             "pass the nn.Module that it was made from")
     for name, p in model.named_parameters():
         if nn.parameter.is_lazy(p) or p.is_meta:
             raise ValueError(f"parameter {name} has no values yet: call the model once on a batch, "
