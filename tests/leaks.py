@@ -1024,6 +1024,16 @@ def unwrapped(x):
     return x - torch._C._functorch.get_unwrapped(x).mean()
 
 
+class Diary:
+    "Keeps numbers of earlier rows in a list: what vmap cannot run is called in a loop."
+    def __init__(self):
+        self.seen = [0.]
+
+    def __call__(self, x, y, g):
+        self.seen.append(x.mean().item())
+        return x + self.seen[-2], y
+
+
 ONLY_FAST, ONLY_LOOP = [fast_grad_sum], [loop_grad_sum]
 NAMED = {  # name -> options, engines in which it moves the others
     "vmap of one's own": (dict(model=inside(Escapes.apply)), ONLY_FAST),
@@ -1035,6 +1045,7 @@ NAMED = {  # name -> options, engines in which it moves the others
         lambda net, h: net.kept.append(h.sum().item()) or sum(net.kept[-2:-1]))), ONLY_LOOP),
     "an array": (dict(model=keeps(lambda net, h: last_of(HELD, torch.from_numpy(h.numpy())))),
                  ONLY_LOOP),
+    "numbers of an augmentation": (dict(augment=Diary()), ONLY_FAST + ONLY_LOOP),
     "a count of calls": (dict(model=keeps(
         lambda net, h: net.kept.append(0) or float(len(net.kept)))), ONLY_LOOP),
     "a file": (dict(model=keeps(into_a_file)), ONLY_LOOP),
