@@ -31,12 +31,10 @@ def check_model(
 ):
     "Refuse what cannot be trained at all, or not privately, by name."
     # ValueError
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("a model of torch.jit keeps its layers to itself: pass the nn.Module that "
+                         "it was made from")
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
-    for path, m in model.named_modules():
-        if isinstance(m, torch.jit.ScriptModule):
-            where = f"layer {path}" if path else "this"
-            raise ValueError(f"{where} is a model of torch.jit, which keeps its layers to itself: "
-                             "pass the nn.Module that it was made from")
     for name, p in model.named_parameters():
         if nn.parameter.is_lazy(p) or p.is_meta:
             raise ValueError(f"parameter {name} has no values yet: call the model once on a batch, "
@@ -76,6 +74,9 @@ def _warn_of_compiled(model):
 
 def _check_layer(who, m, was_frozen):
     "Refuse a layer that behaves otherwise for a batch than for one example, in training."
+    if isinstance(m, torch.jit.ScriptModule):
+        raise ValueError(f"{who} is of torch.jit, which keeps what it does to itself: put the "
+                         "nn.Module there that it was made from")
     if m._backward_hooks or m._backward_pre_hooks:
         raise ValueError(f"{who} has a backward hook, which would see the gradients of all "
                          "examples at once: remove it")
