@@ -915,7 +915,7 @@ class Weighed(FlatClip):
     "Factors as `how` would have them."
     def __init__(self, how):
         super().__init__(1.)
-        self.how, self.seen = how, 0.
+        self.how, self.seen, self.held = how, 0., []
 
     def __call__(self, norms):
         return self.how(self, super().__call__(norms), norms)
@@ -929,6 +929,12 @@ def by_the_last(clip, f, norms):
 def by_the_last_number(clip, f, norms):
     old, clip.seen = clip.seen, norms.mean().item()
     return f*(1 + old)
+
+
+def by_all_before(clip, f, norms):
+    "An adaptive clip without noise, in Python's numbers."
+    clip.held.append(norms.norm().item())
+    return f/(1 + sum(clip.held[:-1])/len(clip.held))
 
 
 def raises_its_bound(clip, f, norms):
@@ -947,6 +953,7 @@ FACTORS = {
     "the first free": lambda clip, f, norms: torch.cat([torch.ones_like(f[:, :1]), f[:, 1:]], 1),
     "the last": by_the_last, "the last number": by_the_last_number, "bound": raises_its_bound,
     "list": lambda clip, f, norms, held=[]: f*(1 + (last_of(held, norms) or 0.)),
+    "numbers in a list": by_all_before,
 }
 
 LEAKS = {
@@ -1013,6 +1020,16 @@ def unwrapped(x):
     return x - torch._C._functorch.get_unwrapped(x).mean()
 
 
+class Diary:
+    "Keeps numbers of earlier rows in a list: what vmap cannot run is called in a loop."
+    def __init__(self):
+        self.seen = [0.]
+
+    def __call__(self, x, y, g):
+        self.seen.append(x.mean().item())
+        return x + self.seen[-2], y
+
+
 ONLY_FAST, ONLY_LOOP = [fast_grad_sum], [loop_grad_sum]
 NAMED = {  # name -> options, engines in which it moves the others
     "vmap of one's own": (dict(model=inside(Escapes.apply)), ONLY_FAST),
@@ -1024,6 +1041,7 @@ NAMED = {  # name -> options, engines in which it moves the others
         lambda net, h: net.kept.append(h.sum().item()) or sum(net.kept[-2:-1]))), ONLY_LOOP),
     "an array": (dict(model=keeps(lambda net, h: last_of(HELD, torch.from_numpy(h.numpy())))),
                  ONLY_LOOP),
+    "numbers of an augmentation": (dict(augment=Diary()), ONLY_FAST + ONLY_LOOP),
     "a count of calls": (dict(model=keeps(
         lambda net, h: net.kept.append(0) or float(len(net.kept)))), ONLY_LOOP),
     "a file": (dict(model=keeps(into_a_file)), ONLY_LOOP),

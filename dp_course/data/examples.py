@@ -63,10 +63,7 @@ def _no_pair(item):
 def _read_items(dataset, idx):
     "The items `idx` of a data set, stacked to (x, y)."
     asked = idx.tolist() or [0]
-    if getattr(dataset, "__getitems__", None):
-        items = dataset.__getitems__(asked)
-    else:
-        items = [dataset[i] for i in asked]
+    items = [dataset[i] for i in asked]  # `__getitems__` would show a transform the whole batch
     if not (isinstance(items[0], (tuple, list)) and len(items[0]) == 2):
         raise ValueError(_no_pair(items[0]))
     try:

@@ -118,7 +118,8 @@ def bounded(
     def factors(norms):
         if not norms.shape[1]:
             return norms
-        made = row_by_row(lambda rows: clip(rows.T).T, norms.T, who="the clip", things=[clip]).T
+        made = row_by_row(lambda rows: clip(rows.T).T, norms.T, who="the clip", things=[clip],
+                          in_turn=False).T
         unit = scale.to(norms.device).reshape(-1, 1)  # (l,1) or (1,1)
         parts = made.double()*norms.double().clamp(min=_SHORT)/unit
         whole = torch.linalg.vector_norm(parts, dim=0)
@@ -151,8 +152,8 @@ def which_are_short(
     counts = clip.counts if counts is None else counts
     if not norms.shape[1]:
         return torch.zeros(counts, 0, dtype=torch.bool, device=norms.device)
-    short = row_by_row(lambda rows: clip.short(rows.T).T, norms.T, who="the clip",
-                       things=[clip]).T
+    short = row_by_row(lambda rows: clip.short(rows.T).T, norms.T, who="the clip", things=[clip],
+                       in_turn=False).T
     if short.dtype != torch.bool or short.shape != (counts, norms.shape[1]):
         raise ValueError(f"short of {clip} returned {tuple(short.shape)} {short.dtype}: return "
                          f"{counts} bool for each example")

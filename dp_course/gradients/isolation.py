@@ -316,9 +316,11 @@ def explained(
         if way is None:
             raise
         why = str(error).strip().splitlines()[0][:160].rstrip(".")
+        ways = f"Either {way}, or pass engine=loop_grad_sum, which runs anything, slowly"
+        if who == "the clip":  # every engine calls it so
+            ways = f"Please {way}"
         raise VmapStops(f"vmap, which calls {who} for one example, stops{_users_line(error)}: "
-                        f"{why}. Either {way}, or pass engine=loop_grad_sum, which runs "
-                        "anything, slowly") from None
+                        f"{why}. {ways}") from None
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #d8cb6bc4
 def current_level():
@@ -421,6 +423,7 @@ def row_by_row(
     who="a function",  # what is called, for a message
     things=(),         # objects whose attributes are put back, beside `f`
     generator=None,    # is handed on as the last argument; alone, a row gets one of its own
+    in_turn=True,      # what vmap cannot run, one after the other? Then Python numbers can be kept
 ):                     # what `f` returns for each row alone, put together
     "Call a function of batches for one row at a time: all under vmap, or one after the other."
     # ValueError: it returns another number of rows, or keeps a tensor
@@ -435,7 +438,8 @@ def row_by_row(
     try:
         return examples_apart(one, *trees, who=who, things=(f, *things))
     except VmapStops:
-        pass
+        if not in_turn:
+            raise
     rows = [_one_row(f, take(trees, slice(i, i + 1)), (f, *things), generator)
             for i in range(count(trees[0]))]
     return pytree.tree_map(lambda *parts: torch.cat(parts), *rows)

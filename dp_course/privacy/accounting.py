@@ -187,6 +187,8 @@ class PrivacyPlan:
     epochs:InitVar[float]=None     # instead of steps: epochs*n/batch_size of them
     after:InitVar[Budget]=None     # of the phase before: eps is for both, and that one is over
 
+    _of_search = False  # is it the plan of one run of a `Search`?
+
     def __post_init__(self, epochs, after):
         self._set(steps=steps_of(self, epochs))
         check_plan_numbers(self)
@@ -252,5 +254,5 @@ class PrivacyPlan:
         "Make a budget of the plan's eps and delta; all that is planned is known to fit."
         budget = Budget(eps=self.eps, delta=self.delta, accountant=self.accountant,
                           planned=self._history(self.steps))
-        budget.unit = self.unit
+        budget.unit, budget.of_search = self.unit, self._of_search
         return budget.load_state_dict({"posts": self.earlier})

@@ -259,7 +259,8 @@ class Budget:
     # Neighbours: one example added or removed. It lives as long as the program: a trainer's,
     # `trainer.budget`, is in its checkpoint, too. ValueError: a number out of range, no
     # accountant, a plan that spends more than eps
-    unit = "example"  # of privacy; a plan's budget has the plan's
+    unit = "example"   # of privacy; a plan's budget has the plan's
+    of_search = False  # is it that of one run of a `Search`, which costs more than this run?
 
     def __init__(
         self,
@@ -417,6 +418,10 @@ def looks_before(
     if not isinstance(budget, Budget):
         raise ValueError(f"after={budget!r:.60} is no budget: pass that of the phase before, "
                          "trainer.budget, or a Budget")
+    if budget.of_search:
+        raise ValueError("this is the budget of one run of a Search, and the network that left the "
+                         "search was chosen among several: its eps is the search's, which no later "
+                         "phase can count; search last, or train without a search")
     if budget.unit != unit:
         raise ValueError(f"the budget protects one {budget.unit}, the plan one {unit}: phases of "
                          "different units do not add up; make all of them for the larger unit")
@@ -430,7 +435,7 @@ def looks_before(
 
 
 def read_looks(looks):  # tuple of (what, q, sigma, steps)
-    "Check what was spent before a plan."
+    "Check what was spent before a plan, and add up equal looks."
     # ValueError: a number out of range, no list of such
     try:
         looks = tuple((str(what), float(q), float(sigma), int(steps))
@@ -438,9 +443,11 @@ def read_looks(looks):  # tuple of (what, q, sigma, steps)
     except (TypeError, ValueError):
         raise ValueError(f"earlier={looks!r:.80} are no looks: pass after=trainer.budget, and they "
                          "are found") from None
-    for _, q, sigma, steps in looks:
+    total = {}
+    for what, q, sigma, steps in looks:
         require(q=q, sigma=sigma, steps=steps)
-    return looks
+        total[what, q, sigma] = total.get((what, q, sigma), 0) + steps
+    return tuple((*look, steps) for look, steps in total.items())
 
 
 def in_list(looks):  # str

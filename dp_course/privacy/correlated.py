@@ -59,6 +59,9 @@ def check_bands(plan):
 
 
 def _check_fit(plan):
+    if plan.bands > 1 and plan.steps > 10**6:
+        raise ValueError(f"steps={plan.steps:,} with banded noise: its matrix is made for "
+                         "1,000,000 steps at most; pass fewer, or noise='independent'")
     if plan.bands > plan.steps:
         raise ValueError(f"bands={plan.bands} for steps={plan.steps}: pass as many bands as steps "
                          "at most")

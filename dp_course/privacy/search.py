@@ -209,8 +209,10 @@ class Search:
         paid = () if self.score_sigma is None else (self.score_sigma,)
         sigma = search_noise_multiplier(self.tries, eps=self.eps, delta=self.delta,
                                         q=self.batch_size/self.n, steps=self.steps, releases=paid)
-        return PrivacyPlan(n=self.n, batch_size=self.batch_size, steps=self.steps, sigma=sigma,
+        plan = PrivacyPlan(n=self.n, batch_size=self.batch_size, steps=self.steps, sigma=sigma,
                            delta=self.delta, releases=paid)
+        plan._set(_of_search=True)
+        return plan
 
     def best(
         self,

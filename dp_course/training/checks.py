@@ -78,6 +78,9 @@ def _warn_of_compiled(model):
 
 def _check_layer(who, m, was_frozen):
     "Refuse a layer that behaves otherwise for a batch than for one example, in training."
+    if isinstance(m, torch.jit.ScriptModule):
+        raise ValueError(f"{who} is of torch.jit, which keeps what it does to itself: put the "
+                         "nn.Module there that it was made from")
     if m._backward_hooks or m._backward_pre_hooks:
         raise ValueError(f"{who} has a backward hook, which would see the gradients of all "
                          "examples at once: remove it")

@@ -3,7 +3,7 @@ import pytest
 import torch
 from toys import linear, toy
 
-from dp_course import Budget, PrivacyPlan, Trainer, noise_multiplier
+from dp_course import Budget, PrivacyPlan, Search, Trainer, noise_multiplier
 from dp_course.gradients import falling_noise
 from dp_course.privacy import PLDAccountant, RDPAccountant
 from dp_course.training import NoisyAccuracy, composed_epsilon
@@ -13,6 +13,10 @@ N = 40
 
 def a_plan(**options):
     return PrivacyPlan(**dict(n=N, batch_size=10, steps=3, delta=1e-3, eps=2.) | options)
+
+
+def a_search():
+    return Search(n=N, batch_size=10, steps=3, eps=3., delta=1e-3, runs=5)
 
 
 def run(plan):
@@ -112,6 +116,7 @@ def test_a_checkpoint_knows_its_earlier_phases(tmp_path):
     "falling noise": lambda: a_plan(accountant=falling_noise([1., .9, .8]),
                                     after=Budget(delta=1e-3)),
     "nothing is left": lambda: a_plan(after=Budget(delta=1e-3).post("a", sigma=.5)),
+    "one run of a Search": lambda: a_plan(eps=9., after=run(a_search().plan).budget),
     "are no looks": lambda: a_plan(earlier=(3.,)),
     "counts all of them": lambda: NoisyAccuracy(torch.ones(3, 5), torch.zeros(3).long(), 9., 1)
         .epsilon(a_plan(after=Budget(delta=1e-3).post("a", sigma=9.))),
@@ -119,6 +124,12 @@ def test_a_checkpoint_knows_its_earlier_phases(tmp_path):
 def test_what_cannot_be_added_up_is_refused(why, plan):
     with pytest.raises(ValueError, match=why):
         plan()
+
+
+def test_equal_looks_are_added_up():
+    plan = a_plan(eps=3., earlier=(("a", 1., 9., 1), ("a", 1., 9., 2)))
+    assert plan.earlier == (("a", 1., 9., 3),)
+    assert plan.budget().epsilon() == pytest.approx(plan.epsilon_after(0), rel=1e-3)
 
 
 def test_whoever_composes_a_plan_counts_the_earlier_phases():

@@ -244,6 +244,7 @@ def test_an_auditor_who_chooses_the_noise_sees_it_behind_the_matrix():
      "no kind of noise"),
     (lambda: plan(6), "bands=5 at most"),
     (lambda: plan(12, batch_size=1), "as many bands as steps"),
+    (lambda: plan(steps=2*10**6), "1,000,000 steps at most"),
     (lambda: plan(accountant=falling_noise([1., .9])), "cannot be banded"),
     (lambda: DPAdam.from_plan(plan(), AdaptiveClip(20.)), "independent noise")])
 def test_what_cannot_be_kept_is_refused(fails, says):

@@ -167,6 +167,7 @@ MODELS = {
     "complex": (nn.Linear(5, 10, dtype=torch.cfloat), "only real numbers"),
     "text": ("resnet", "the model is a str: pass an nn.Module|is no network"),
     "script": (torch.jit.script(nn.Linear(5, 10)), "torch.jit"),
+    "script inside": (around(torch.jit.script(nn.Tanh())), r"1\.1 .* is of torch.jit"),
     "trace": (torch.jit.trace(nn.Linear(5, 10), torch.zeros(2, 5)), "torch.jit"),
 }
 
