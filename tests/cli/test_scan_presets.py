@@ -1,6 +1,5 @@
 "The presets on scans: a score per pixel, a unit that may be a patient, a start on phantoms."
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +37,6 @@ from dp_course.training import (
 )
 from experiments import segmentation
 
-ROOT = Path(__file__).resolve().parents[2]
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
 FAST = [f"{name}-fast" for name in FULL]
 

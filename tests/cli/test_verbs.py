@@ -3,7 +3,6 @@ import json
 import re
 import shutil
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,8 +29,6 @@ from dp_course.cli.main import main
 from dp_course.data import load
 from dp_course.features import LeafNet
 from dp_course.training import read_record, run_file, save_atomic
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

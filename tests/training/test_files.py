@@ -104,16 +104,6 @@ def test_two_copies_of_a_checkpoint_share_one_budget(tmp_path):
     assert "spends again, unseen" in first.statement()
 
 
-@pytest.mark.parametrize("part", ["train_x", "train_y"])
-def test_a_run_goes_on_with_its_own_data(tmp_path, part):
-    run = saved(tmp_path)
-    other = getattr(run.data, part).clone()
-    other[37] += 1
-    changed = Trainer(a_trainer().model, run.data.replace(**{part: other}), run.plan)
-    with pytest.raises(ValueError, match="run on other data"):
-        changed.load(tmp_path/"c")
-
-
 FORGED = {
     "parts": lambda state: state.update(parts=[]),
     "NaN": lambda state: state["clip"].update(max_norm=math.nan),
@@ -179,16 +169,6 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path):
     for endless in ("/dev/full", "/dev/zero"):
         with pytest.raises(ValueError, match="no file to be read"):
             run.load(endless)
-
-
-
-def test_one_number_is_a_mean():
-    pixels = torch.full((3, 1, 2, 2), 255, dtype=torch.uint8)
-    data = Examples(pixels, torch.zeros(3).long(), mean=.5, std=.25)
-    assert (data.normalize(pixels) == 2.).all()
-    for n_val, seed in ((2.5, 0), ("a", 0), (1, "a")):
-        with pytest.raises(ValueError, match="no whole number"):
-            data.split(n_val, seed)
 
 
 def test_a_precision_is_a_parameter():

@@ -32,7 +32,6 @@ from dp_course.training import (
     sigma_table,
     snr,
     snr_ceiling,
-    sweep,
 )
 
 BUDGET = dict(eps=3., delta=1e-5)
@@ -356,21 +355,3 @@ def test_search_epsilon_is_monotone_and_free_or_infinite_at_its_ends():
 
 
 # --- the record that the notebook quotes
-
-def test_record_tells_the_truth():
-    rows = sweep("scaling")
-    names = "part split model n batch_size steps planned lr noise seed".split()
-    keys = {tuple(row.get(name) for name in names) for row in rows}
-    assert len(keys) == len(rows), "a run is recorded twice"
-    plans = {}
-    for row in rows:
-        assert 0 < row["accuracy"] < 1
-        if row["part"] == "signal":  # measured at other batch sizes than the run's
-            continue
-        assert row["q"] == row["batch_size"]/row["n"]
-        if row["noise"]:
-            assert row["eps"] <= row["target_eps"]
-            plan = row["q"], row["sigma"], row["planned"], row["delta"]
-            plans[plan] = row["target_eps"]
-    for (q, sigma, steps, delta), eps in list(plans.items())[::6]:
-        assert eps*.998 <= epsilon(q=q, sigma=sigma, steps=steps, delta=delta) <= eps
