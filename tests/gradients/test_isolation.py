@@ -203,7 +203,7 @@ def test_a_hook_is_refused_in_any_function_of_rows():
         examples_apart(hooked, doubles(3, 2))
 
 
-@every
+@vmapped
 def test_hooks_from_outside_see_no_gradient(engine):
     "Of parameters and modules: they are not called."
     model, (x, y), seen = nn.Sequential(nn.Linear(4, 3)).double(), batch((4,)), []
