@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,17 +132,6 @@ def test_trees_keep_their_form():
     made, labels = d.made_up(5, gen())
     assert made["image"].dtype == torch.uint8 and made["parts"][1].shape == (5, 1)
     assert labels["b"].shape == (5, 6)
-
-
-def test_only_the_rows_asked_for_are_read():
-    items = Items()
-    d = Examples(items, test_x=Fetcher())
-    s = d.split(3)
-    assert items.asked == [] and (len(d), len(s)) == (12, 9)
-    d.rows(torch.tensor([3, 1]))
-    assert items.asked == [3, 1]
-    next(iter(d.test_rows(2)))
-    assert d.test_x.together == [0, 1]
 
 
 @pytest.mark.slow
@@ -323,16 +311,6 @@ def test_to_moves_tensors_and_leaves_files_where_they_are():
     assert Examples(items).to("meta").train_x is items
 
 
-def test_as_examples():
-    d = Examples(X, Y)
-    assert as_examples(d) is d
-    assert same(as_examples((X, Y)).rows(torch.arange(N)), (X, Y))
-    assert as_examples(Items()).train_y is None
-    space = SimpleNamespace(train_x=X, train_y=Y, test_x=X, test_y=Y, normalize=lambda x: 2*x)
-    taken = as_examples(space)
-    assert same(taken.normalize(X), 2*X) and taken.name == "examples" and len(taken.test_x) == N
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_rows_live_where_the_data_are():
     d = Examples(X, Y).to("cuda")
@@ -387,10 +365,6 @@ def test_images_are_torchvisions(real, name, kind):
 
 
 # load: bad input
-
-def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="digits, mnist, fashion, cifar10, cifar100"):
-        load("imagenet")
 
 
 FOLDERS = [("mnist", "MNIST/raw"), ("fashion", "FashionMNIST/raw"),

@@ -24,7 +24,6 @@ from dp_course.gradients import (
     LayerClip,
     Units,
     unit_grad_sum,
-    whole_units,
 )
 from dp_course.models import WSConv2d
 from dp_course.privacy import PrivacyPlan
@@ -272,12 +271,6 @@ def test_micro_batches_never_split_a_unit(micro, augment):
     close(total["weight"], truth["weight"], rtol=1e-9, atol=1e-12)
 
 
-def test_cuts_lie_between_units():
-    assert list(whole_units([3, 1, 9, 2, 2], 0, 5, 4)) == [(0, [3, 1]), (4, [9]), (13, [2, 2])]
-    assert list(whole_units([3, 1, 9, 2, 2], 1, 4, None)) == [(3, [1, 9, 2])]
-    assert list(whole_units([], 0, 0, 4)) == []
-
-
 def test_a_bad_example_in_training_is_counted_once_a_unit():
     run = trainer(OfPatients(4, 4, 2))
     run.data.train_x[3, 1] = math.inf  # of a unit of two
@@ -327,16 +320,6 @@ def test_ids_may_be_anything_that_has_a_name():
 def test_ids_that_cut_a_person_in_two_are_refused(ids, why):
     with pytest.raises(ValueError, match=why):
         Examples(torch.zeros(4, 1), torch.zeros(4), groups=ids)
-
-
-def test_rows_of_units():
-    data = visits()
-    rows, sizes = data.rows_of(torch.tensor([3, 0]))
-    assert rows.tolist() == [9, 0, 2, 6, 7, 8, 10, 12, 13] and sizes.tolist() == [1, 8]
-    rows, sizes = data.rows_of(torch.tensor([], dtype=torch.int64))
-    assert len(rows) == len(sizes) == 0
-    plain = Examples(torch.zeros(3, 1), torch.zeros(3))
-    assert plain.rows_of(torch.tensor([2, 0]))[0].tolist() == [2, 0] and plain.units == 3
 
 
 def test_groups_stay_with_their_rows():
@@ -412,12 +395,6 @@ def test_what_counts_examples_is_refused():
     with pytest.raises(ValueError, match="measured by example"):
         nonprivate_signal_noise(linear(), visits(), [4])
     assert run.computed == 0 and not run.budget.posts
-
-
-def test_sizes_must_add_up():
-    for sizes in ([2, 1], [2, 2, 1], [4, 0]):
-        with pytest.raises(ValueError, match="don't go with 4 rows"):
-            Units(torch.zeros(4, 2), sizes)
 
 
 # --- several processes, files, words

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from toys import digit_net, equal
 from toys import generator as gen
 
-from dp_course.data import load, multiplicity, multiplicity_with_masks, views
+from dp_course.data import load, multiplicity, views
 from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.privacy import (
     PLDAccountant,
@@ -76,18 +76,6 @@ def test_views_are_those_of_a_gather_over_flat_pixels():
     assert torch.equal(views(x, k, gen(1), crop).tree, gathered.view(b, k, c, h, w))
 
 
-def test_views_depend_on_their_example_and_the_generator_only():
-    x, z = torch.randn(2, 6, 3, 8, 8, generator=gen())
-    z[2] = x[2]
-    shown = views(x, 4, gen(5)).tree
-    assert torch.equal(shown[2], views(z, 4, gen(5)).tree[2])
-    assert torch.equal(shown[:4], views(x[:4], 4, gen(5)).tree)  # who is appended changes nobody
-    assert not torch.equal(shown, views(x, 4, gen(6)).tree)
-    state = torch.get_rng_state()
-    views(x, 4, gen(5))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_views_of_nobody_of_integers_and_of_strided_images():
     assert views(torch.zeros(0, 3, 8, 8), 4, gen()).tree.shape == (0, 4, 3, 8, 8)
     x = torch.randint(256, (3, 8, 8, 2), generator=gen(), dtype=torch.uint8).permute(0, 3, 1, 2)
@@ -104,18 +92,6 @@ def test_views_on_a_gpu_never_wait_for_it():
         assert views(x, 4, g, crop=2).tree.shape == (5, 4, 3, 8, 8)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("channels", [(), (2,)])
-def test_a_mask_moves_with_its_image(channels):
-    x = torch.randn(6, 2, 9, 7, generator=gen())
-    mask = (x if channels else x[:, 0]) > 0
-    shown, masks = multiplicity_with_masks(4, crop=2)(x, mask, gen(1))
-    assert torch.equal(shown.tree, views(x, 4, gen(1), crop=2).tree)
-    assert masks.tree.dtype == torch.bool and masks.tree.shape == (6, 4, *channels, 9, 7)
-    assert torch.equal(masks.tree, (shown.tree if channels else shown.tree[:, :, 0]) > 0)
-    nobody, nothing = multiplicity_with_masks(4, crop=2)(x[:0], mask[:0], gen(1))
-    assert nobody.tree.shape == (0, 4, 2, 9, 7) and nothing.tree.shape == (0, 4, *channels, 9, 7)
 
 
 # --- averages
