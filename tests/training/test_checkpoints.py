@@ -114,14 +114,19 @@ def test_a_secret_seed_is_in_the_checkpoint_alone_and_goes_on(tmp_path):
     assert found == {"c"}
 
 
-@pytest.mark.parametrize("kind", ["cut", "text", "empty", "pickle", "other"])
+def with_a_wrong_bit(raw):
+    middle = len(raw)//2
+    return raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1:]
+
+
+@pytest.mark.parametrize("kind", ["cut", "bit", "text", "empty", "pickle", "other"])
 def test_bad_checkpoint_is_named_and_the_one_before_loads(tmp_path, kind):
     path, first = tmp_path/"run.checkpoint", run().fit(2)
     first.save(path)
     first.step().save(path)
     raw = path.read_bytes()
-    broken = {"cut": raw[:len(raw)*2//3], "text": b"hello", "empty": b"",
-              "pickle": pickle.dumps(Bomb(), 2)}
+    broken = {"cut": raw[:len(raw)*2//3], "bit": with_a_wrong_bit(raw), "text": b"hello",
+              "empty": b"", "pickle": pickle.dumps(Bomb(), 2)}
     if kind == "other":
         torch.save({"weights": torch.zeros(2)}, path)
     else:
@@ -345,7 +350,8 @@ def test_lines_that_are_lost_moved_or_foreign_are_refused(tmp_path):
     head, *lines = path.read_bytes().splitlines(keepends=True)
     broken = {"lost": [head, lines[0], lines[2]], "moved": [head, lines[1], lines[0], lines[2]],
               "twice": [head, lines[0], lines[0]], "beheaded": lines, "empty": [],
-              "foreign": [b"hello\n"], "binary": [b"\x80\x02}q\x00.\n"], "cut": [head[:9]]}
+              "foreign": [b"hello\n"], "binary": [b"\x80\x02}q\x00.\n"], "cut": [head[:9]],
+              "bit": [head, with_a_wrong_bit(lines[0])]}
     for pieces in broken.values():
         path.write_bytes(b"".join(pieces))
         with pytest.raises(ValueError, match="run.ledger"):
