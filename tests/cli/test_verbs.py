@@ -175,14 +175,6 @@ def test_the_list_names_every_preset_its_data_and_its_records(spelling, capsys, 
     assert [p.name for p in tmp_path.iterdir()] == ["2026-01-01-digits-eps3-9.jsonl"]
 
 
-def test_the_list_fits_the_terminal(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "50")
-    text = said(capsys, "list", "digits-eps3", "oct-head-eps8", "--data", tmp_path)
-    assert max(map(len, text.splitlines())) < 50
-    assert {"digits-eps3", "oct-head-eps8"} <= listed(text).keys()
-    assert "resnet20-eps3" not in listed(text)
-
-
 def test_a_rehearsal_tells_the_plan_and_leaves_no_trace(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = said(capsys, "digits-eps3", "--dry-run", "--set", "epochs=6", "--out", "here")
