@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
 from toys import linear, toy
 
 from dp_course import (
@@ -17,6 +18,7 @@ from dp_course import (
     Log,
     PrivacyPlan,
     Trainer,
+    fix,
     load_release,
     loop_grad_sum,
 )
@@ -113,6 +115,15 @@ def test_a_loss_that_compares_examples_is_named(recwarn, loss, mixes):
     run(linear(torch.float32), **({} if loss is None else {"loss_fn": loss}))
     said = [w for w in recwarn if "depends on the others" in str(w.message)]
     assert len(said) == mixes
+
+
+def test_frozen_norms_keep_what_was_learnt_under_its_names():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(3))
+    x = torch.randn(6, 2, 5, 5)
+    net(x + 2)
+    state, before = net.eval().state_dict(), net(x)
+    assert "public" in fix(net, frozen=True)[0] and isinstance(net[1], FrozenBatchNorm2d)
+    assert torch.allclose(net(x), before, atol=1e-5) and set(net.state_dict()) <= set(state)
 
 
 def packed(net, batch):
