@@ -89,6 +89,10 @@ def test_a_ledger_that_was_cut_is_completed_or_refused(tmp_path):
     Journal.start(tmp_path/"c", [*others, json.dumps([*json.loads(last)[:-1], "0"*32])])
     with pytest.raises(ValueError, match="lacks some of the 2 .* was cut"):
         a_trainer(steps=6).load(tmp_path/"c")  # as long as it was, with another entry
+    a_trainer(steps=6).fit(2).save(tmp_path/"other")
+    shutil.copy(tmp_path/"other.ledger", ledger)
+    with pytest.raises(ValueError, match="of another run"):
+        a_trainer(steps=6).load(tmp_path/"c")
 
 
 def test_two_copies_of_a_checkpoint_share_one_budget(tmp_path):
