@@ -182,19 +182,6 @@ def test_records_are_found_from_any_folder(monkeypatch, tmp_path):
 
 # ---- which runs may be averaged
 
-def test_changed_settings_are_never_pooled(tmp_path):
-    records = R.load_runs("digits-eps3")
-    for number, record in enumerate(records):
-        written(tmp_path/f"{number}.jsonl", *record)
-        written(tmp_path/f"{number}-copy.jsonl", *record)
-    assert R.load_runs("digits-eps3", tmp_path) == records
-    start, *rest = json.loads(json.dumps(records[0]))
-    start["config"]["lr"] = 9.
-    written(tmp_path/"odd.jsonl", start, *rest)
-    with pytest.raises(ValueError, match="different settings"):
-        R.load_runs("digits-eps3", tmp_path)
-    assert R.load_runs("no-such-preset", tmp_path) == []
-
 
 def test_a_newer_field_that_is_off_changes_nothing():
     record = R.load_runs("digits-eps3")[0]
@@ -206,16 +193,6 @@ def test_a_newer_field_that_is_off_changes_nothing():
 
 
 # ---- writing
-
-def test_a_record_survives_what_comes(tmp_path):
-    record = R.new_record(tmp_path, "demo", 0)
-    record.write("start", preset="demo", seed=0)
-    with pytest.raises(ValueError, match="JSON"):
-        record.write("epoch", eps=float("nan"))
-    record.write("epoch", step=1)
-    assert [line["kind"] for line in R.read_record(record.path)] == ["start", "epoch"]
-    assert R.new_record(tmp_path, "demo", 0).path.stem.endswith("-demo-0-2")
-    assert record.beside(".png").name == record.path.stem + ".png"
 
 
 def test_lines_say_what_the_run_was(tmp_path):

@@ -271,13 +271,6 @@ def test_micro_batches_never_split_a_unit(micro, augment):
     close(total["weight"], truth["weight"], rtol=1e-9, atol=1e-12)
 
 
-def test_a_bad_example_in_training_is_counted_once_a_unit():
-    run = trainer(OfPatients(4, 4, 2))
-    run.data.train_x[3, 1] = math.inf  # of a unit of two
-    run.fit()
-    assert run.model.weight.isfinite().all() and run.nonprivate_nonfinite == 2
-
-
 def test_clips_learn_from_units():
     "The adaptive clip counts the units below its threshold, not their examples."
     seen = []
