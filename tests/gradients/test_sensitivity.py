@@ -47,22 +47,18 @@ def batch(kind, v, dtype=torch.float32):
     return model, x, y.to(dtype)
 
 
-def in_micro_batches(engine, model, x, y, size):
-    "As a trainer adds them up."
-    total = 0
-    for xs, ys in zip(x.split(size), y.split(size)):
-        sums, _ = engine(model, dot, xs, ys, FlatClip(C))
-        assert all(g.dtype == torch.float64 for g in sums.values())
-        total = total + torch.cat([g.flatten() for g in sums.values()])
-    return total
+def summed(engine, model, x, y):
+    "The clipped sum, as one vector."
+    sums, _ = engine(model, dot, x, y, FlatClip(C))
+    assert all(g.dtype == torch.float64 for g in sums.values())
+    return torch.cat([g.flatten() for g in sums.values()])
 
 
-def moved(engine, model, x, y, size=None, row=0):
+def moved(engine, model, x, y, row=0):
     "How far the sum moves when one row goes."
-    size = size or len(x)
     keep = [*range(row), *range(row + 1, len(x))]
-    whole = in_micro_batches(engine, model, x, y, size)
-    return (whole - in_micro_batches(engine, model, x[keep], y[keep], size)).norm().item()
+    whole = summed(engine, model, x, y)
+    return (whole - summed(engine, model, x[keep], y[keep])).norm().item()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
