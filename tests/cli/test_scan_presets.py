@@ -27,14 +27,7 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.data import OCT_SUBJECTS, RETINA_LAYERS, Examples, dice, phantoms
 from dp_course.models import UNet, segment
-from dp_course.training import (
-    leading,
-    read_record,
-    recorded,
-    run_file,
-    save_atomic,
-    settings,
-)
+from dp_course.training import leading, read_record, recorded, run_file, save_atomic, settings
 from experiments import segmentation
 
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]

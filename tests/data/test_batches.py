@@ -1,14 +1,18 @@
-"Batches: trees of tensors, views that are said, models of one and of several arguments."
+"What is no batch, no views and no loss of a batch is refused."
 
 import pytest
 import torch
 import torch.nn.functional as F
 from toys import loss
 
-from dp_course.data import (
-    Views,
-    losses_of,
-)
+from dp_course.data import Views, count, losses_of
+
+
+def test_examples_are_counted_or_refused():
+    with pytest.raises(ValueError, match=r"\[2, 3\]"):
+        count((torch.zeros(2), torch.zeros(3)))
+    with pytest.raises(ValueError, match="first dimensions are"):
+        count({})
 
 
 @pytest.mark.parametrize("tree", [torch.zeros(3), torch.zeros(3, 0, 2), {},

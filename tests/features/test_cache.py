@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from toys import first_digits
 
-from dp_course.features import (
-    LeafRecipe,
-    ScatteringRecipe,
-    cache,
-    leafed,
-    scattered,
-)
+from dp_course.features import LeafRecipe, ScatteringRecipe, cache, leafed, scattered
 
 KINDS = {
     "leaves": lambda folder: leafed(DIGITS, LeafRecipe(patches=10, synthetic=20), folder),

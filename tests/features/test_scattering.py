@@ -9,12 +9,7 @@ from make_kymatio_reference import CASES, image
 
 from dp_course.cli import Job, make_config, train
 from dp_course.data import Examples, load
-from dp_course.features import (
-    Scattering,
-    ScatteringRecipe,
-    private_channel_stats,
-    scattered,
-)
+from dp_course.features import Scattering, ScatteringRecipe, private_channel_stats, scattered
 from dp_course.privacy import Budget
 from dp_course.training import read_record
 

@@ -12,6 +12,7 @@ from dp_course.data import (
     OCT_SUBJECTS,
     DataError,
     Examples,
+    Views,
     boundary_error,
     by_person,
     dice,
@@ -78,6 +79,12 @@ def test_parts_of_a_unet_are_exact(what, head):
     if what == "norms":
         model.head.requires_grad_(head)
     assert_exact(model, *batch(), FlatClip(.02))
+
+
+def test_views_with_masks_of_their_own_are_exact():
+    x, y = batch(6)
+    views = Views(x.unflatten(0, (3, 2))), Views(y.unflatten(0, (3, 2)))
+    assert_exact(net(), *views, FlatClip(.05))
 
 
 # ---- scans

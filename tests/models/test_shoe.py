@@ -8,13 +8,7 @@ import torch
 from torch import nn
 
 from dp_course.data import Examples
-from dp_course.models import (
-    NormWatch,
-    activation_norm,
-    draw_like,
-    first_moment,
-    weight_statistics,
-)
+from dp_course.models import NormWatch, activation_norm, draw_like, first_moment, weight_statistics
 from dp_course.training import DPAdam, flat_row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

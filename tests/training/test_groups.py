@@ -18,13 +18,7 @@ from dp_course import gradients
 from dp_course.audit import joined, replay_sensitivity, sampler_audit, trainer_run, trainer_step
 from dp_course.data import Examples, Views, as_examples, call_model, multiplicity, take, tree_map
 from dp_course.features import private_channel_stats, release_mean
-from dp_course.gradients import (
-    AdaptiveClip,
-    FlatClip,
-    LayerClip,
-    Units,
-    unit_grad_sum,
-)
+from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, Units, unit_grad_sum
 from dp_course.models import WSConv2d
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import (

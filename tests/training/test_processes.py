@@ -17,12 +17,7 @@ from toys import free_port, loss
 from dp_course.cli import Job, make_config, train
 from dp_course.cli.main import main
 from dp_course.data import Examples, multiplicity
-from dp_course.gradients import (
-    ROUNDING,
-    AdaptiveClip,
-    FlatClip,
-    loop_grad_sum,
-)
+from dp_course.gradients import ROUNDING, AdaptiveClip, FlatClip, loop_grad_sum
 from dp_course.privacy import PrivacyPlan, normal
 from dp_course.training import (
     EMA,

@@ -13,13 +13,7 @@ from toys import generator as gen
 
 from dp_course.data import load, multiplicity, views
 from dp_course.gradients import FlatClip, fast_grad_sum
-from dp_course.privacy import (
-    PLDAccountant,
-    PrivacyPlan,
-    RDPAccountant,
-    epsilon,
-    in_digits,
-)
+from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon, in_digits
 from dp_course.training import (
     EMA,
     SCHEDULES,
