@@ -669,6 +669,3 @@ def test_the_main_job_repeats_its_record(tmp_path):
     # other threads add up in another order, and another sum gets other noise; in the first epochs
     # a row moves by three points from seed to seed
     assert got[2:] == pytest.approx(wanted[2:], abs=.05)
-
-
-# --- the real network on real images

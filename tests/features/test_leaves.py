@@ -1,4 +1,4 @@
-"Leaves against a slow painter, patches against windows, the cache, the mean, pre-training."
+"Leaves and patches, pre-training, the maps of an encoder, the head first, presets."
 import json
 import math
 import re

@@ -1,4 +1,4 @@
-"Scattering against kymatio, the linear engine against the loop, network, cache, statistics, runs."
+"Scattering against kymatio, private statistics, data sets of features, runs."
 import math
 from pathlib import Path
 
@@ -62,9 +62,6 @@ def test_contract():
     assert torch.allclose(s(x)[1:2], s(x[1:2]), atol=1e-6)  # no example sees its neighbour
     assert (s(x + 1) - s(x))[:, :, 1:].abs().max() < 1e-5  # only the blur answers to a constant
     assert torch.allclose(s(3*x), 3*s(x), atol=1e-5)
-
-
-# -- the network -----------------------------------------------------------------------------------
 
 
 # -- what is released ------------------------------------------------------------------------------

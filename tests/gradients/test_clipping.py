@@ -326,9 +326,6 @@ def test_noised_fraction_counts_k_groups_with_k_noises():
     assert abs(torch.corrcoef(rows.T)[0, 1]) < .1
 
 
-# --- layers
-
-
 # --- what the trainer makes of it
 
 
@@ -533,9 +530,6 @@ def test_schedule_of_another_length_is_refused():
     longer = make_plan(falling_noise(decay(1, .5, 40)))
     with pytest.raises(ValueError, match="40 noise ratios"):
         ScheduledClip([1.]*30, longer)
-
-
-# --- automatic clipping
 
 
 # --- rounding

@@ -1,4 +1,4 @@
-"The loop, the clip and the noise against oracles and under faults."
+"The flat clip lets no example through that is longer; the noise has the size that it says."
 import math
 
 import pytest

@@ -1,4 +1,4 @@
-"The small tools of basics: comparisons, bars, devices, the allocator."
+"The small tools of basics: comparisons, bars, the allocator."
 import re
 import sys
 
@@ -31,9 +31,6 @@ def test_near_accepts(a, b):
 def test_near_says_where():
     with pytest.raises(AssertionError, match=re.escape("off by 1 (allowed 1e-06)['a'][1]: got 3")):
         near({"a": [1, 3]}, {"a": [1, 2]})
-
-
-# devices, folders, classes
 
 
 # bars

@@ -1,4 +1,4 @@
-"The distribution of the Poisson sampler, and tests that notice a wrong one."
+"The Poisson sampler: a coin of 53 bits for every example."
 import math
 
 import pytest

@@ -345,6 +345,3 @@ def test_search_epsilon_is_monotone_and_free_or_infinite_at_its_ends():
     assert costs == sorted(costs)
     for other in (dict(sigma=1.4), dict(steps=800), dict(q=.05), dict(delta=1e-7)):
         assert cost(**other) > cost()
-
-
-# --- the record that the notebook quotes

@@ -309,6 +309,3 @@ def test_plateau_resumes_bit_identically_with_what_it_spent(digits, tmp_path):
     other = run(looks=4, seed=9).load(tmp_path/"b")  # new randomness: 3 answers stay paid
     with pytest.raises(ValueError, match="4 looks were planned"):
         other.fit()
-
-
-# --- the sweep
