@@ -2,7 +2,7 @@
 import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -66,6 +66,16 @@ def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
 # -- the mean and the networks ---------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("leaves")
+    return folder, L.leafed(first_digits(), FEW, folder)
+
+
+def shapes_of(data):
+    return {name: tuple(v.shape[1:]) for name, v in data.train_x.items()}
+
+
 @by("side", [2, 4, 8])
 def test_only_the_averages_over_quarters_count_more(side):
     m = torch.randn(2, 3, side, side, generator=generator()).double()
@@ -75,6 +85,22 @@ def test_only_the_averages_over_quarters_count_more(side):
     detail = got - 1.5*quarters.repeat_interleave(side//2, 2).repeat_interleave(side//2, 3)
     near(detail + F.interpolate(quarters, (side, side)), m, 1e-12)
     assert (got.flatten(1).norm(dim=1) <= 1.5*m.flatten(1).norm(dim=1) + 1e-12).all()
+
+
+@by("make", [L.leaves_linear, partial(L.leaves_linear, coarse=1.), partial(L.leaves_cnn, width=8)])
+def test_networks_have_the_gradients_of_the_loop(kept, make):
+    _, data = kept
+    torch.manual_seed(0)
+    model = make(shapes_of(data), 10).double()
+    x, y = data.rows(torch.arange(5))
+    x = {name: v.double() for name, v in x.items()}
+    assert model(**x).abs().max() == 0  # says nothing at first
+    model.mean.copy_(torch.randn(model.mean.shape, generator=generator()))
+    for i, p in enumerate(model.parameters()):
+        p.data += .05*torch.randn(p.shape, generator=generator(i))
+    for clip in (FlatClip(.3), FlatClip(1e6)):
+        got, want = (engine(model, ce, x, y, clip) for engine in (fast_grad_sum, loop_grad_sum))
+        near(got, want, 1e-9)
 
 
 def test_the_network_beside_sees_the_centred_scattering():
@@ -116,6 +142,24 @@ def test_views_stay_inside_the_image_and_change_only_place_and_light():
     assert grey.max() < 2e-3  # grey stays grey
     lost = (tints[:, 0] - tints[:, 1]).abs().amax(1) < 1e-3
     assert abs(lost.double().mean() - .2) < .045  # 5 standard errors
+
+
+def test_a_run_in_slices_is_the_run_in_one_go(stock, tmp_path):
+    quiet = dict(say=lambda text: None)
+    whole = P.drawn_run(TOY, stock, tmp_path/"whole")
+    assert whole.work(**quiet)["finished"]
+    cut = P.drawn_run(TOY, stock, tmp_path/"cut")
+    while cut.t < TOY.steps:  # a step at a time
+        end = cut.work(**quiet, seconds=0.)
+        cut = P.drawn_run(TOY, stock, tmp_path/"cut").pick_up()
+    near(dict(cut.model.state_dict()), dict(whole.model.state_dict()), 1e-6)
+    lines = [json.loads(line) for line in cut.file(".jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines].count("start") == 1 and lines[-1]["kind"] == "end"
+    assert end["finished"] and end["views"] == TOY.views and lines[0]["plan"] is None
+    with pytest.raises(ValueError, match="other settings"):
+        P.drawn_run(replace(TOY, lr=.2), stock, tmp_path/"cut").pick_up()
+    with pytest.raises(ValueError, match="already"):
+        P.drawn_run(TOY, stock, tmp_path/"cut").work(**quiet)
 
 
 def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
@@ -229,6 +273,19 @@ def test_only_the_head_is_clipped_while_it_learns_alone():
         p.requires_grad_(name in head_of)
     want, _ = loop_grad_sum(trainer.model, ce, x, y, FlatClip(.1))
     near(head_of, want, 1e-5)
+
+
+def test_the_body_stands_still_then_moves_without_old_momentum():
+    trainer, first = begun()
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    for moved in (2, 2, len(start), len(start)):
+        trainer.step()
+        now = dict(trainer.model.named_parameters())
+        assert sum(not torch.equal(now[name], p) for name, p in start.items()) == moved
+        remembered = sum(p in trainer.optimizer.state for p in trainer.params.values())
+        assert remembered == moved  # no momentum from mere noise
+    with pytest.raises(ValueError, match="not paid"):
+        trainer.step()  # the first phase is charged like any other
 
 
 # -- presets, recipes --------------------------------------------------------------------------

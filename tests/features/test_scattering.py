@@ -64,6 +64,14 @@ def test_contract():
     assert torch.allclose(s(3*x), 3*s(x), atol=1e-5)
 
 
+def test_impossible_transforms_are_refused():
+    for shape, J in (((4, 32), 2), ((32, 32), 0)):
+        with pytest.raises(ValueError):
+            Scattering(shape, J)
+    with pytest.raises(ValueError, match="filters are for"):
+        Scattering((32, 32))(torch.zeros(1, 32, 16))
+
+
 # -- what is released ------------------------------------------------------------------------------
 
 
