@@ -355,3 +355,10 @@ def test_a_start_is_loaded_by_the_command(tmp_path):
     config = make_config("resnet20-cpu-eps3-fast", start=str(tmp_path/"start.pt"))
     made = make_trainer(config, load("digits"), seed=0).model
     near(encoder_state(made), encoder_state(model), 1e-2)
+
+
+@pytest.mark.parametrize("argv", [["foo"], ["resnet20", "--views", "many"]])
+def test_a_wrong_command_is_answered_in_one_line(argv, capsys):
+    assert P.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("dp-pretrain: ") and said.count("\n") == 1 and "_count" not in said

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from toys import generator as gen
-from toys import same
+from toys import loss, same
 
 from dp_course.gradients import (
     AdaptiveClip,
@@ -25,6 +25,8 @@ from dp_course.gradients import (
     bounded,
     decay,
     falling_noise,
+    fast_grad_sum,
+    layer_groups,
     noise_std,
     noised_fraction,
     split_sigma,
@@ -408,6 +410,16 @@ def test_learnt_layers_cost_sqrt_k():
     learn(clip, torch.cat([torch.full((8, 2000), .01), torch.full((8, 2000), 9.)]), gen())
     assert (clip.max_norms[:8] < before[:8]).all()  # counts of 1000 against noise 40
     assert (clip.max_norms[8:] > before[8:]).all()
+
+
+def test_layer_groups_follow_the_rows_of_norms():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(32, 3))
+    assert layer_groups(model) == [0, 0, 1, 1, 2, 2]
+    model[1].weight.requires_grad_(False)
+    assert layer_groups(model) == [0, 0, 1, 2, 2]
+    clip = LayerClip(1., layer_groups(model))
+    _, norms = fast_grad_sum(model, loss, torch.randn(3, 1, 6, 6), torch.arange(3), clip)
+    assert len(norms) == 5
 
 
 # --- schedules

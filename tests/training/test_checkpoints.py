@@ -351,7 +351,7 @@ def test_lines_that_are_lost_moved_or_foreign_are_refused(tmp_path):
     broken = {"lost": [head, lines[0], lines[2]], "moved": [head, lines[1], lines[0], lines[2]],
               "twice": [head, lines[0], lines[0]], "beheaded": lines, "empty": [],
               "foreign": [b"hello\n"], "binary": [b"\x80\x02}q\x00.\n"], "cut": [head[:9]],
-              "bit": [head, with_a_wrong_bit(lines[0])]}
+              "bit": [head, with_a_wrong_bit(lines[0])], "no end": [head, lines[0][:-1] + b"?"]}
     for pieces in broken.values():
         path.write_bytes(b"".join(pieces))
         with pytest.raises(ValueError, match="run.ledger"):
