@@ -24,6 +24,7 @@ from dp_course.cli import (
     VERBS,
     Config,
     Job,
+    announce_duration,
     load_data,
     make_config,
     make_engine,
@@ -535,6 +536,21 @@ def test_per_class_accuracy_by_hand(whole):
     right = (guess == data.test_y).double()
     by_hand = [round(right[data.test_y == k].mean().item(), 6) for k in range(10)]
     assert end["class_accuracy"] == by_hand
+
+
+@pytest.mark.parametrize("took, steps, words", [
+    ([.01]*3, 100, None),
+    ([4.]*2, 100, None),
+    ([40.]*2, 100, None),
+    ([9., 4., 5.], 100, ["about 4 s", "7 minutes"]),
+    ([40.], 1000, ["11 hours"]),
+])
+def test_a_slow_run_says_how_long_it_will_take(took, steps, words):
+    said = []
+    announce_duration(took, steps, said.append)
+    assert len(said) == bool(words)
+    for word in words or ():
+        assert word in said[0]
 
 
 # --- checkpoints

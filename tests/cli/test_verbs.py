@@ -15,11 +15,13 @@ from dp_course.cli import (
     VERBS,
     Config,
     Job,
+    compare,
     estimates,
     make_config,
     make_plan,
     open_release,
     parse,
+    plot_records,
     rehearse,
 )
 from dp_course.cli.main import main
@@ -117,6 +119,21 @@ def test_a_network_of_dicts_comes_back(tmp_path):
     assert all(torch.equal(again[k], v) for k, v in net.state_dict().items())
 
 
+def test_predict_says_what_the_network_says(ended, capsys, tmp_path):
+    data = load("digits")
+    found = open_release(ended["paths"]["weights"])
+    guess = found.model(data.normalize(data.test_x[:5])).argmax(1)
+    for i in range(5):
+        Image.fromarray(data.test_x[i, 0].numpy()).save(tmp_path/f"{i}.png")
+    lines = said(capsys, "predict", ended["paths"]["weights"],
+                 *(tmp_path/f"{i}.png" for i in range(5))).splitlines()
+    assert [line.split(": ")[1][0] for line in lines] == [str(int(g)) for g in guess]
+    assert not [line for line in lines if "pixels" in line]
+    Image.new("RGBA", (300, 20)).save(tmp_path/"wide.png")
+    assert "made 8x8 pixels" in said(capsys, "predict", ended["paths"]["weights"],
+                                     tmp_path/"wide.png")
+
+
 # --- records
 
 
@@ -148,6 +165,17 @@ def test_compare_leaves_out_what_was_cut_short_and_says_so(tmp_path, capsys):
     assert "left out" in text and "after step 2 of 6" in text
     assert main(["compare", str(cut["paths"]["record"])]) == 2
     assert "no finished run" in capsys.readouterr().err
+
+
+def test_plot_writes_one_figure(tmp_path, capsys):
+    for names in (["digits-eps3-0"], ["digits-eps3-0", "digits-eps3-1", "scatter-linear-eps3-0"]):
+        said(capsys, "plot", *names, "--to", tmp_path/"a.png")
+        assert (tmp_path/"a.png").read_bytes()[:4] == b"\x89PNG"
+        (tmp_path/"a.png").unlink()
+    axes = plot_records(["digits-eps3-0", "digits-eps3-1", "scatter-linear-eps3-0"]).axes
+    colours = [line.get_color() for line in axes[0].lines]
+    assert colours[0] == colours[1] != colours[2]
+    assert compare(["digits-eps3-0"]).count("\n") == 1
 
 
 # --- list and rehearsal
