@@ -87,14 +87,6 @@ def test_a_mutant_is_caught_where_it_should_be(name):
     assert not audit_all(make, [mutant.layer])[mutant.layer], mutant.wrong
 
 
-def test_mutants_do_not_tell():
-    assert len(MUTANTS) >= 15
-    for mutant in MUTANTS.values():
-        assert mutant.layer in AUDITS and mutant.wrong
-        assert mutant.wrong not in repr(mutant)
-        assert "def " in mutant.source() or "class " in mutant.source()
-
-
 # --- replay
 
 

@@ -1,7 +1,6 @@
 "What a GPU would do, simulated on the CPU; what it does, where there is one; its stages, in small."
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from dp_course.gradients import FlatClip, fast_grad_sum, layers, loop_grad_sum
 from dp_course.models import WSConv2d, resnet20
 from dp_course.training import load_checked, read_record
 
-ROOT = Path(__file__).resolve().parents[2]
 GPU = pytest.mark.gpu
 TOY_DRAWN = Pretraining(views=64, batch_size=8, images=16, size=8, precision="bf16")
 TOY_PUBLIC = replace(TRAININGS["min-rand-10"], epochs=2., batch_size=16, precision="bf16")

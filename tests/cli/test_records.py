@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dp_course.privacy import PrivacyPlan
+from dp_course.privacy import PrivacyPlan, epsilon
 from dp_course.training import records as R
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,13 +84,10 @@ def test_a_sweep_is_a_table(name):
             assert row["q"] == pytest.approx(row["batch_size"]/row["n"], rel=1e-12)
         if row["eps"] is not None:
             assert row["eps"] == row["eps_pld"] and row["accuracy"] == row["test_accuracy"]
-
-
-def test_accuracies_of_the_tunings_are_fractions_of_what_they_were():
-    for name in ("scatter-cnn-eps3-tuning", "scatter-linear-eps3-tuning"):
-        for row in R.sweep(name):
-            if "val_accuracy" in row:
-                assert row["accuracy"] == pytest.approx(row["val_accuracy"]/100, abs=1e-9)
+    for row in rows[::12]:
+        if row["eps"] is not None and row["stage"] != "measure":
+            spent = epsilon(**{name: row[name] for name in ("q", "sigma", "steps", "delta")})
+            assert spent == pytest.approx(row["eps"], rel=1e-3)
 
 
 # ---- what is refused, and where
@@ -104,7 +101,12 @@ def test_accuracies_of_the_tunings_are_fractions_of_what_they_were():
     ('{"kind": "epoch", "st', "is no JSON"),
     ("", "is no JSON"),
     ("step,accuracy", "is no JSON"),
-    ("\udcff", "is no JSON"),
+    ("\udcff", "is no JSON"), ("["*100_000, "is no JSON"), ("\x00\x00\x00", "is no JSON"),
+    ('{"kind": "epoch", "step": NaN}', "NaN"), ('{"kind": "epoch", "eps": Infinity}', "Infinity"),
+    ({"kind": "epoch", "step": 1, "test_accuracy": 1.01}, "between 0 and 1"),
+    ({"kind": "epoch", "step": 1, "test_accuracy": True}, "between 0 and 1"),
+    ({"kind": "epoch", "step": 1, "eps": -.5}, "0 or more"),
+    ({"kind": "end", "finished": 1}, "true or"),
 ])
 def test_a_bad_line_is_named(tmp_path, bad, why):
     path = tmp_path/"x.jsonl"
@@ -113,7 +115,7 @@ def test_a_bad_line_is_named(tmp_path, bad, why):
     for read in (R.read_runs, R.read_record):
         with pytest.raises(ValueError, match=why) as refused:
             read(path)
-        assert str(refused.value).startswith(f"{path}, line 2, ")
+        assert str(refused.value).startswith(f"{path}, line 2, ") and len(str(refused.value)) < 300
 
 
 def test_a_file_without_a_head_is_refused(tmp_path):
@@ -180,19 +182,6 @@ def test_records_are_found_from_any_folder(monkeypatch, tmp_path):
 
 # ---- which runs may be averaged
 
-def test_changed_settings_are_never_pooled(tmp_path):
-    records = R.load_runs("digits-eps3")
-    for number, record in enumerate(records):
-        written(tmp_path/f"{number}.jsonl", *record)
-        written(tmp_path/f"{number}-copy.jsonl", *record)
-    assert R.load_runs("digits-eps3", tmp_path) == records
-    start, *rest = json.loads(json.dumps(records[0]))
-    start["config"]["lr"] = 9.
-    written(tmp_path/"odd.jsonl", start, *rest)
-    with pytest.raises(ValueError, match="different settings"):
-        R.load_runs("digits-eps3", tmp_path)
-    assert R.load_runs("no-such-preset", tmp_path) == []
-
 
 def test_a_newer_field_that_is_off_changes_nothing():
     record = R.load_runs("digits-eps3")[0]
@@ -204,16 +193,6 @@ def test_a_newer_field_that_is_off_changes_nothing():
 
 
 # ---- writing
-
-def test_a_record_survives_what_comes(tmp_path):
-    record = R.new_record(tmp_path, "demo", 0)
-    record.write("start", preset="demo", seed=0)
-    with pytest.raises(ValueError, match="JSON"):
-        record.write("epoch", eps=float("nan"))
-    record.write("epoch", step=1)
-    assert [line["kind"] for line in R.read_record(record.path)] == ["start", "epoch"]
-    assert R.new_record(tmp_path, "demo", 0).path.stem.endswith("-demo-0-2")
-    assert record.beside(".png").name == record.path.stem + ".png"
 
 
 def test_lines_say_what_the_run_was(tmp_path):

@@ -1,6 +1,5 @@
 "The presets on scans: a score per pixel, a unit that may be a patient, a start on phantoms."
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,17 +27,9 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.data import OCT_SUBJECTS, RETINA_LAYERS, Examples, dice, phantoms
 from dp_course.models import UNet, segment
-from dp_course.training import (
-    leading,
-    read_record,
-    recorded,
-    run_file,
-    save_atomic,
-    settings,
-)
+from dp_course.training import leading, read_record, recorded, run_file, save_atomic, settings
 from experiments import segmentation
 
-ROOT = Path(__file__).resolve().parents[2]
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
 FAST = [f"{name}-fast" for name in FULL]
 

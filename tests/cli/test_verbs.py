@@ -3,7 +3,6 @@ import json
 import re
 import shutil
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,14 +23,11 @@ from dp_course.cli import (
     parse,
     plot_records,
     rehearse,
-    stand_in,
 )
 from dp_course.cli.main import main
 from dp_course.data import load
 from dp_course.features import LeafNet
 from dp_course.training import read_record, run_file, save_atomic
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +62,6 @@ def test_evaluate_repeats_the_accuracy_of_the_record(ended, capsys):
     text = said(capsys, "evaluate", ended["paths"]["weights"])
     assert f"test accuracy {ended['test_accuracy']:.2%} of 360 images (digits)" in text
     assert "differential privacy" in text and "Spent: eps" in text
-
-
-def test_evaluate_looks_several_times(ended, capsys):
-    "The mean of the scores over shifted and mirrored images, here by cutting padded ones."
-    found = open_release(ended["paths"]["weights"])
-    digits = load("digits")
-    wide = torch.nn.functional.pad(digits.test_x.float(), (1, 1, 1, 1), mode="reflect")
-    cut = [wide[:, :, i:i+8, j:j+8] for i in range(3) for j in range(3)]
-    total = 0
-    with torch.no_grad():
-        for x in cut + [x.flip(-1) for x in cut]:
-            total = total + found.model((x/255 - .3053)/.376)
-    right = (total.argmax(1) == digits.test_y).double().mean().item()
-    text = said(capsys, "evaluate", ended["paths"]["weights"], "--shifts", "1", "--mirror")
-    assert f"test accuracy {right:.2%} of 360 images (digits), mean over 18 views of each" in text
-    assert found.scores(mirror=True)["views"] == 2 and found.scores()["views"] == 1
-    assert right != ended["test_accuracy"]
 
 
 @pytest.mark.parametrize("options", [{"shifts": 8}, {"shifts": -1}, {"shifts": .5}])
@@ -224,14 +203,6 @@ def test_the_list_names_every_preset_its_data_and_its_records(spelling, capsys, 
     assert [p.name for p in tmp_path.iterdir()] == ["2026-01-01-digits-eps3-9.jsonl"]
 
 
-def test_the_list_fits_the_terminal(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "50")
-    text = said(capsys, "list", "digits-eps3", "oct-head-eps8", "--data", tmp_path)
-    assert max(map(len, text.splitlines())) < 50
-    assert {"digits-eps3", "oct-head-eps8"} <= listed(text).keys()
-    assert "resnet20-eps3" not in listed(text)
-
-
 def test_a_rehearsal_tells_the_plan_and_leaves_no_trace(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = said(capsys, "digits-eps3", "--dry-run", "--set", "epochs=6", "--out", "here")
@@ -248,12 +219,6 @@ def test_a_rehearsal_needs_no_data_and_takes_no_long_step(monkeypatch, tmp_path)
     text = rehearse(Job(config, root=str(tmp_path), steps=10))
     assert "measured on 8 made-up examples" in text and "for 10 steps" in text
     assert "272,474 parameters" in text and "cifar10: cifar10: no folder" in text
-
-
-def test_made_up_rows_are_shaped_like_the_features():
-    data = stand_in(make_config("scatter-linear-eps3-fast"), 1437)
-    assert data.train_x.shape == (1437, 81, 2, 2)
-    assert data.train_x.untyped_storage().nbytes() < 1e6, "one row, repeated"
 
 
 # --- settings, one by one
@@ -314,76 +279,53 @@ def files(ended, tmp_path_factory):
 MISTAKES = {
     "digits-eps": ["unknown preset 'digits-eps'", "did you mean digits-eps3?"],
     "train digits-eps": ["unknown preset 'digits-eps'", "did you mean digits-eps3?", "report-4096"],
-    "zzzz": ["unknown preset 'zzzz'", "--help"],
     "resum digits-eps3": ["did you mean resume?"],
     "resume digits-eps3 --epss 3": ["unknown --epss", "did you mean --eps?"],
     "resume": ["nothing to resume", "digits-eps3"],
     "release": ["nothing to resume", "digits-eps3"],
-    "--eps 0": ["eps", "above 0", "0.0"],
     "--eps -3": ["eps", "-3"],
     "--eps nan": ["eps", "nan"],
     "--eps three": ["--eps", "'three'"],
     "--delta 0": ["delta", "0.0"],
     "--delta 0.01": ["delta", "1/n"],
-    "--steps 0": ["steps must be 1 or more"],
     "--steps 2.5": ["--steps", "2.5"],
-    "--time-limit 0": ["time_limit must be a number above 0"],
     "--seed -1": ["seed must be 0 or more"],
-    "--seeds 0": ["--seeds", "1 or more"],
-    "--seeds 2 --resume": ["--resume", "leave --seeds out"],
     "--batch-size 5000": ["batch_size", "5000", "1437"],
     "--lr -1": ["lr", "-1"],
     "--n-val 1437": ["n_val"],
     "--device abacus": ["no such device", "abacus", "cpu"],
-    "--device cuda:99": ["no such device", "cuda:99"],
-    "--flux 1": ["--flux", "--help"],
     "--resume": ["nothing to resume", "digits-eps3"],
     "resnet20-eps3 --data nowhere": ["nowhere", "data_batch_1", "download=True"],
     "--set tuning_runs=-3": ["tuning_runs must be 0 or more"],
     "--set pixel_std=0": ["pixel_std must be numbers above 0"],
     "--set data=Digits": ["unknown data 'Digits': pass one of digits, mnist"],
     "--dry-run --n-val 2000": ["leaves nobody to train on: pass less than 1437"],
-    "--set precision=float16": ["pass one of auto, bf16, float32"],
-    "digits-eps3 --set features=scatter": ["take the features"],
     "scatter-linear-eps3 --set features=": ["take the features"],
-    "oct-head-eps8-fast --set model=resnet20": ["unet16 answers for every pixel"],
     "oct-head-eps8-fast --set data=digits": ["unet16 answers for every pixel"],
     "digits-eps3 --set data=oct": ["unet16 answers for every pixel"],
     "digits-eps3 --set data=phantoms": ["unet16 answers for every pixel"],
     "scatter-linear-eps3-fast --set data=phantoms": ["unet16 answers for every pixel"],
-    "digits-eps3 --set unit=patient": ["whose each image of digits"],
     "oct-head-eps8-fast --set unit=scan": ["unknown unit 'scan': pass one of"],
-    "scatter-linear-eps3 --set learns=head": ["learns are for networks on pixels"],
-    "oct-head-eps8-fast --set learns=head+adapters": ["are for chains of layers"],
     "oct-head-eps8-fast --set new_head=bars": ["are for chains of layers"],
     "oct-head-eps8-fast --set learns=tail": ["unknown learns 'tail'"],
-    "oct-head-eps8-fast --n-val 2": ["tunes on another person"],
     "oct-head-eps8-fast --set unit=patient": ["batch_size=16"],
-    "evaluate": ["FILE"],
-    "evaluate nowhere.release.pt": ["there is no nowhere.release.pt"],
     "evaluate old.release.pt": ["does not say which network", "older version"],
     "evaluate strange.release.pt": ["resnet99"],
     "evaluate other.release.pt": ["fit no network"],
     "evaluate half.release.pt": ["truncated or foreign"],
     "evaluate good.release.pt --flux": ["--flux", "--help"],
-    "predict good.release.pt": ["IMAGE"],
     "predict good.release.pt nowhere.png": ["there is no nowhere.png"],
     "predict good.release.pt text.png": ["text.png is no image"],
     "compare": ["RECORD"],
-    "compare nowhere.jsonl": ["nowhere.jsonl"],
     "compare notes.jsonl": ["notes.jsonl", "not a record"],
     "compare sweep-clipping": ["starts a second run"],
     "compare bench-cpu": ["is no JSON"],
     "plot notes.jsonl": ["notes.jsonl"],
-    "plot digits-eps3-0 --to a.docx": ["--to a.docx", "not supported"],
     "plot digits-eps3-0 --to no/where.png": ["no/where.png"],
     "--list --eps": ["--eps"],
     "--dry-run --resume": ["--dry-run", "leave --resume out"],
     "--dry-run --batch-size 5000": ["batch_size"],
     "--set eps": ["pass FIELD=VALUE"],
-    "--set flux=1": ["pass FIELD=VALUE"],
-    "--set epss=1": ["did you mean eps?"],
-    "--set eps=many": ["--eps", "many"],
     "--set flip=maybe": ["--flip", "maybe"],
     "--set pixel_std=a,b": ["--pixel-std", "a,b"],
     "--set model=resnet99": ["unknown model 'resnet99'"],

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -322,16 +321,6 @@ def test_to_moves_tensors_and_leaves_files_where_they_are():
     assert Examples(items).to("meta").train_x is items
 
 
-def test_as_examples():
-    d = Examples(X, Y)
-    assert as_examples(d) is d
-    assert same(as_examples((X, Y)).rows(torch.arange(N)), (X, Y))
-    assert as_examples(Items()).train_y is None
-    space = SimpleNamespace(train_x=X, train_y=Y, test_x=X, test_y=Y, normalize=lambda x: 2*x)
-    taken = as_examples(space)
-    assert same(taken.normalize(X), 2*X) and taken.name == "examples" and len(taken.test_x) == N
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_rows_live_where_the_data_are():
     d = Examples(X, Y).to("cuda")
@@ -386,10 +375,6 @@ def test_images_are_torchvisions(real, name, kind):
 
 
 # load: bad input
-
-def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="digits, mnist, fashion, cifar10, cifar100"):
-        load("imagenet")
 
 
 FOLDERS = [("mnist", "MNIST/raw"), ("fashion", "FashionMNIST/raw"),

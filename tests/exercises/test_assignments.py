@@ -1469,17 +1469,3 @@ def test_make_says_what_to_do_without_a_folder(tmp_path):
     found = subprocess.run([sys.executable, ROOT/"tools/grade.py", "no-such"], text=True,
                            capture_output=True)
     assert found.returncode == 1 and "no folder" in found.stderr
-
-
-@needs_nbgrader
-@needs_box
-def test_a_hundred_submissions(copies, tmp_path, capsys):
-    for i in range(100):
-        kind = "student" if i % 5 == 0 else "solution"
-        with_cells(copies, tmp_path/"s", f"student{i:03}", kind=kind, name="a2")
-    began = time.monotonic()
-    rows = grade.grade(tmp_path/"s", tmp_path/"out", say=lambda text: None)
-    seconds = time.monotonic() - began
-    with capsys.disabled():
-        print(f"\n100 submissions of A2: {seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
-    assert sorted(totals(rows).values()) == [0]*20 + [16]*80

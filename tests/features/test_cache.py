@@ -4,17 +4,9 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from toys import first_digits
 
-from dp_course.features import (
-    LeafRecipe,
-    ScatteringRecipe,
-    cache,
-    cached_features,
-    leafed,
-    scattered,
-)
+from dp_course.features import LeafRecipe, ScatteringRecipe, cache, leafed, scattered
 
 KINDS = {
     "leaves": lambda folder: leafed(DIGITS, LeafRecipe(patches=10, synthetic=20), folder),
@@ -100,15 +92,3 @@ def test_a_full_disk_costs_only_the_cache(kept, tmp_path, monkeypatch):
     said, = warned((tmp_path, *kept[1:]))
     assert "not kept" in said and "No space left" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_chunks_meet_at_the_right_places():
-    some = DIGITS.replace(test_x=None, test_y=None)
-
-    def describe(x):
-        return {"mean": x.float().mean((1, 2, 3)).half()}
-
-    found = cached_features(some, lambda shape: describe, ["mean"], False, chunk=7)
-    assert list(found) == ["train_x"] and found["train_x"]["mean"].shape == (60,)
-    want = DIGITS.train_x.float().mean((1, 2, 3))
-    assert torch.allclose(torch.from_numpy(found["train_x"]["mean"]).float(), want, atol=.1)

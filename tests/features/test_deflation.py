@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -83,15 +82,3 @@ def test_everybody_is_in_every_batch_and_the_mean_is_paid(eps):
     near(rates/(1 - config.momentum)*config.max_norm, 40_000., 10.)
     if eps == 3:
         near(plan.sigma, 14.042, .01)
-
-
-def test_the_gradient_of_an_example_is_as_long_as_the_slope_of_its_scores():
-    net = CosineNet(12, 3).double()
-    with torch.no_grad():
-        net.mean.copy_(.1*torch.ones(12))
-        net.linear.weight.normal_(generator=generator())
-    x = torch.randn(1, 12, generator=generator(1), dtype=torch.float64)
-    scores = net(x)
-    loss = partial(torch.nn.functional.cross_entropy, target=torch.tensor([1]))
-    slope, weight = torch.autograd.grad(loss(scores), [scores, net.linear.weight])
-    near(weight.norm(), slope.norm(), 1e-12)

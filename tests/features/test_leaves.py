@@ -1,10 +1,9 @@
-"Leaves against a slow painter, patches against windows, the cache, the mean, pre-training."
+"Leaves and patches, pre-training, the maps of an encoder, the head first, presets."
 import json
 import math
 import re
 from dataclasses import asdict, replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,25 +37,6 @@ from experiments import pretraining as judged
 by = pytest.mark.parametrize
 # -- the images ------------------------------------------------------------------------------------
 
-def slow_front(thrown, n, side):
-    "One leaf after the other, corner by corner: a point is inside if it is left of every edge."
-    front = torch.zeros(n, side, side, dtype=torch.int32)
-    row, col = torch.meshgrid(torch.arange(side) + .5, torch.arange(side) + .5, indexing="ij")
-    for i in thrown["number"].argsort(stable=True).tolist():
-        y, x, r = (thrown[name][i].item() for name in ("y", "x", "radius"))
-        inside = (row - y)**2 + (col - x)**2 < r**2
-        for normal_y, normal_x, distance in thrown["edges"][i].tolist():
-            inside &= normal_y*(row - y) + normal_x*(col - x) < distance*r
-        front[thrown["image"][i]][inside] = thrown["number"][i]
-    return front
-
-
-@by("smallest, side", [(1., 24), (20., 48)])
-def test_painting_by_depth_is_painting_in_order(smallest, side):
-    thrown = drawings._throw(2, 80, side, smallest, generator(1))
-    got, want = drawings._paint(thrown, 2, side), slow_front(thrown, 2, side)
-    assert (got != want).float().mean() < 2e-3  # a pixel on a line may fall on either side
-
 
 def test_shapes_have_the_areas_of_circle_square_and_triangle():
     kind = torch.tensor([0, 1, 2])
@@ -64,14 +44,6 @@ def test_shapes_have_the_areas_of_circle_square_and_triangle():
     at = (torch.arange(400) + .5)/200 - 1
     inside = drawings._inside(at.expand(3, -1), at.expand(3, -1), edges).float().mean((1, 2))*4
     near(inside.tolist(), [math.pi, 2., 3*3**.5/4], .02)
-
-
-def test_images_are_the_same_for_everybody():
-    few = L.leaf_images(5, 16, textured=True)
-    assert few.dtype == torch.uint8 and few.shape == (5, 3, 16, 16)
-    assert torch.equal(few, L.leaf_images(70, 16, textured=True)[:5])
-    assert not torch.equal(few, L.leaf_images(5, 16, textured=True, seed=1))
-    assert L.leaf_images(64, 16).float().std() > 20
 
 
 # -- the features ----------------------------------------------------------------------------------
@@ -91,13 +63,14 @@ def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
     assert spread.max()/spread.min() < 3  # before the whitening directions differ a thousandfold
 
 
+# -- the mean and the networks ---------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("leaves")
     return folder, L.leafed(first_digits(), FEW, folder)
 
-
-# -- the mean and the networks ---------------------------------------------------------------------
 
 def shapes_of(data):
     return {name: tuple(v.shape[1:]) for name, v in data.train_x.items()}
@@ -112,46 +85,6 @@ def test_only_the_averages_over_quarters_count_more(side):
     detail = got - 1.5*quarters.repeat_interleave(side//2, 2).repeat_interleave(side//2, 3)
     near(detail + F.interpolate(quarters, (side, side)), m, 1e-12)
     assert (got.flatten(1).norm(dim=1) <= 1.5*m.flatten(1).norm(dim=1) + 1e-12).all()
-
-
-@by("coarse", [0., 1.])
-@by("scale", [.01, 1., 30., 1e3, math.nan])
-def test_one_image_moves_the_mean_by_no_more_than_it_pays(kept, scale, coarse):
-    _, data = kept
-    bound = L.feature_bound(shapes_of(data), coarse=coarse)
-    draw = np.random.default_rng(0).standard_normal
-    before = {name: np.array(v) for name, v in data.train_x.items()}
-    after = {name: np.concatenate([v, (scale*draw(v[:1].shape)).astype(np.float16)])
-             for name, v in before.items()}
-    y = torch.cat([data.train_y, data.train_y[:1]])
-    sums = [len(d)*L.clipped_mean(d, bound, partial(L.weighed, coarse=coarse), chunk=7)
-            for d in (data, data.replace(train_x=after, train_y=y))]
-    moved = torch.linalg.vector_norm(sums[1] - sums[0]).item()/bound
-    assert moved <= 1 + 1e-9
-    assert moved > .999 or scale in (.01, 1.) or math.isnan(scale)
-
-
-def test_the_mean_is_bought_in_the_weights_of_the_model(kept):
-    "Sensitivity and clipped mean belong to the vectors that the model centres."
-    _, data = kept
-    weights = {"scatter": 3., "patches": .1}
-    bought = {}
-
-    def noisy(name, value, sensitivity, sigma):
-        bought.update(sensitivity=sensitivity)
-        return value
-    model = L.leaves_linear(shapes_of(data), 10, weights=weights)
-    plan = SimpleNamespace(unit="example")
-    def written(values):
-        model.mean.copy_(values["mean"])
-
-    L.release_mean(SimpleNamespace(data=data, model=model, plan=plan, noisy=noisy,
-                               set_weights=written), 10.)
-    rows = L.weighed(data.rows(torch.arange(60))[0], weights)
-    bound = L.feature_bound(shapes_of(data), weights)
-    near(bought["sensitivity"], bound/60, 1e-12)
-    factors = (bound/rows.norm(dim=1, keepdim=True)).clamp(max=1)
-    near(model.mean, (factors*rows).mean(0), 1e-5)
 
 
 @by("make", [L.leaves_linear, partial(L.leaves_linear, coarse=1.), partial(L.leaves_cnn, width=8)])
@@ -244,17 +177,6 @@ def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
     assert end["finished"] and end["seconds"] > 8
     again = P.drawn_run(TOY, stock, tmp_path).pick_up()
     near(dict(again.model.state_dict()), dict(whole.model.state_dict()))
-
-
-def test_a_longer_run_begins_with_an_encoder(stock, tmp_path):
-    first = P.drawn_run(TOY, stock, tmp_path/"first")
-    first.work(say=lambda text: None)
-    longer = P.drawn_run(TOY, stock, tmp_path/"longer", start=first.file(".pt"))
-    near(encoder_state(longer.model), encoder_state(first.model), 2e-2)  # bfloat16
-    assert longer.t == 0 and longer.about["start"]["views"] == TOY.views
-    longer.work(say=lambda text: None)
-    _, about = E.load_encoder(longer.file(".pt"))
-    assert about["start"]["name"] == str(first.file(".pt"))
 
 
 def test_a_feature_that_leaves_never_move_stays_small(monkeypatch):

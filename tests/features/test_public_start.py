@@ -1,5 +1,4 @@
 "Public networks, features and the sweep of lesson 19: shapes, exactness, files, what is run when."
-import json
 from dataclasses import replace
 
 import pytest
@@ -87,8 +86,6 @@ def test_a_wide_layer_stands_on_frozen_convolutions(trained):
     near(again.model[0].weight, run.model[0].weight, .01)
 
 
-# -- layers that move ------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("what", features.MOVING)
 def test_engines_are_exact_on_what_moves(what):
     g = generator()
@@ -110,17 +107,6 @@ def test_engines_are_exact_on_what_moves(what):
     assert whole <= 5*.3*(1 + 1e-9)
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     assert not set(frozen) & set(fast) and bool(frozen) == (what != "all")
-
-
-# -- features --------------------------------------------------------------------------------------
-
-def test_another_file_is_no_public_net(tmp_path):
-    from dp_course.training import save_atomic
-    path = tmp_path/"other.pt"
-    save_atomic({"kind": "dp_course encoder 1", "about": json.dumps({"model": "resnet20"}),
-                 "weights": {}}, path)
-    with pytest.raises(ValueError, match="no encoder of public_nets"):
-        P.load_public_net(path)
 
 
 # -- presets ---------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 "One example at a time: what is common to all stays as it was, and what cannot be run is explained."
 import traceback
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import ENGINES, Net, batch, every, parameter, same
+from oracle import Net, batch, every, parameter, same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from toys import doubles, loss
@@ -22,8 +21,6 @@ from dp_course.gradients.isolation import (
     physical,
 )
 
-ALL = [loop_grad_sum, *ENGINES.values()]
-everywhere = pytest.mark.parametrize("engine", ALL, ids=lambda e: e.__name__)
 vmapped = pytest.mark.parametrize("engine", [fast_grad_sum, vmap_grad_sum],
                                   ids=lambda e: e.__name__)
 
@@ -33,7 +30,7 @@ def total(engine, model, x, y, loss=loss):
     return torch.cat([g.flatten() for g in sums.values()])
 
 
-# --- nobody else's part moves: networks that mix a batch have nothing to mix
+# --- nobody else's part moves (training/test_leaks.py has two hundred that try)
 
 
 def less_the_mean(net, x):
@@ -41,28 +38,9 @@ def less_the_mean(net, x):
     return net.last(h - h.mean(0))
 
 
-def of_neighbours(net, x):
-    h = net.first(x)
-    return net.last(h + h.roll(1, 0) + x.sum())
-
-
-def attending_across(net, x):
-    h = net.first(x)
-    return net.last((h @ h.T).softmax(1) @ h)
-
-
-def sorted_by_first(net, x):
-    h = net.first(x)
-    return net.last(h[h[:, 0].argsort()])
-
-
-MIXING = [less_the_mean, of_neighbours, attending_across, sorted_by_first]
-
-
-@everywhere
-@pytest.mark.parametrize("mix", MIXING, ids=lambda f: f.__name__)
-def test_a_model_that_mixes_a_batch_has_one_row_to_mix(engine, mix):
-    model = Net(mix, first=nn.Linear(4, 4), last=nn.Linear(4, 3)).double()
+@every
+def test_a_model_that_mixes_a_batch_has_one_row_to_mix(engine):
+    model = Net(less_the_mean, first=nn.Linear(4, 4), last=nn.Linear(4, 3)).double()
     x, y = batch((4,), 5)
     whole = total(engine, model, x, y)
     for i in range(5):
@@ -73,7 +51,7 @@ def test_a_model_that_mixes_a_batch_has_one_row_to_mix(engine, mix):
         assert gone.norm() <= .5*(1 + 1e-6)
 
 
-@everywhere
+@every
 def test_a_loss_that_mixes_a_batch_has_one_row_to_mix(engine):
     model, (x, y) = nn.Linear(4, 3).double(), batch((4,), 4)
 
@@ -113,7 +91,7 @@ def state(model):
     return places, [t.clone() for t in (*model.parameters(), *model.buffers())]
 
 
-@everywhere
+@every
 def test_a_model_is_left_as_it_was(engine):
     model, (x, y) = Restless().double(), batch((4,))
     model.lin.weight.grad = torch.ones_like(model.lin.weight)
@@ -124,7 +102,7 @@ def test_a_model_is_left_as_it_was(engine):
     assert torch.is_grad_enabled() and not batched_tensors()
 
 
-@everywhere
+@every
 def test_a_model_is_left_as_it_was_by_an_error(engine):
     class Fails(Restless):
         def forward(self, x):
@@ -141,7 +119,7 @@ def test_a_model_is_left_as_it_was_by_an_error(engine):
     assert after == places and all(map(torch.equal, now, values))
 
 
-@everywhere
+@every
 def test_a_loss_that_is_a_module_is_left_as_it_was(engine):
     class Counts(nn.CrossEntropyLoss):
         seen = None
@@ -170,59 +148,22 @@ def test_forgetting_puts_back_what_was_deleted_or_replaced():
 # --- a tensor of an example that is kept is refused
 
 
-HIDDEN = []
 CACHE = {}
 
 
-def keeps_in_a_global(net, x):
-    HIDDEN.append(net.lin(x))
-    return HIDDEN[-1]
-
-
-def keeps_by_name(net, x):
-    CACHE["last"] = x.sum()
-    return net.lin(x)
-
-
-def keeps_in_a_list_of_its_own(net, x):
-    net.rows.append(x)
-    return net.lin(x)
-
-
-def keeps_in_a_closure():
-    rows = []
-
-    def forward(net, x):
-        rows[:] = [net.lin(x).detach()]
+@every
+def test_a_tensor_that_is_kept_is_refused_and_its_place_is_named(engine):
+    def keeps(net, x):
+        CACHE["last"] = x.sum()
         return net.lin(x)
 
-    return forward
-
-
-KEEPING = {"a global list": lambda: keeps_in_a_global, "a global dict": lambda: keeps_by_name,
-           "a list of its own": lambda: keeps_in_a_list_of_its_own, "a closure": keeps_in_a_closure}
-
-
-@everywhere
-@pytest.mark.parametrize("where", KEEPING)
-def test_a_tensor_that_is_kept_is_refused(engine, where):
-    model = Net(KEEPING[where](), lin=nn.Linear(4, 3)).double()
-    model.rows = []
-    with pytest.raises(ValueError, match=r"computed from an example was kept.*forward return it"):
-        engine(model, loss, *batch((4,)), FlatClip(1.))
-    HIDDEN.clear()
-    CACHE.clear()
-
-
-@everywhere
-def test_the_message_names_the_place(engine):
-    model = Net(keeps_by_name, lin=nn.Linear(4, 3)).double()
-    with pytest.raises(ValueError, match="kept as last"):
+    model = Net(keeps, lin=nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="kept as last.*forward return it"):
         engine(model, loss, *batch((4,)), FlatClip(1.))
     CACHE.clear()
 
 
-@everywhere
+@every
 def test_a_cache_that_is_emptied_in_time_is_nobody_s_business(engine):
     def forward(net, x):
         net.rows.append(x)
@@ -231,15 +172,6 @@ def test_a_cache_that_is_emptied_in_time_is_nobody_s_business(engine):
     model = Net(forward, lin=nn.Linear(4, 3)).double()
     model.rows = []
     same(engine, model, *batch((4,)))
-
-
-def test_the_garbage_collector_sees_what_is_kept():
-    kept = []
-    assert not batched_tensors()
-    torch.func.vmap(lambda x: kept.append(x) or x)(torch.ones(2))
-    assert id(kept[0]) in batched_tensors()
-    kept.clear()
-    assert not batched_tensors()
 
 
 # --- hooks
@@ -251,7 +183,7 @@ def hooks_its_output(net, x):
     return h
 
 
-@everywhere
+@every
 @pytest.mark.parametrize("how", [
     hooks_its_output,
     lambda net, x: (lambda h: (h.grad_fn, h)[1])(net.lin(x)),
@@ -271,7 +203,7 @@ def test_a_hook_is_refused_in_any_function_of_rows():
         examples_apart(hooked, doubles(3, 2))
 
 
-@every
+@vmapped
 def test_hooks_from_outside_see_no_gradient(engine):
     "Of parameters and modules: they are not called."
     model, (x, y), seen = nn.Sequential(nn.Linear(4, 3)).double(), batch((4,)), []
@@ -281,7 +213,7 @@ def test_hooks_from_outside_see_no_gradient(engine):
     assert not seen
 
 
-@everywhere
+@every
 def test_forward_hooks_are_part_of_the_model(engine):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     model[0].register_forward_hook(lambda m, args, output: 2*output)
@@ -412,7 +344,7 @@ def test_the_loop_runs_it(how):
     same(loop_grad_sum, stopped(how), *batch((4,)))
 
 
-@everywhere
+@every
 def test_a_function_that_has_a_rule_for_vmap(engine):
     same(engine, Net(lambda net, x: WithRule.apply(net.lin(x)), lin=nn.Linear(4, 3)).double(),
          *batch((4,)))
@@ -462,18 +394,6 @@ def test_examples_apart_calls_any_function_of_trees():
         examples_apart(lambda v: v if v.sum() > 0 else -v, given["a"], who="augment")
 
 
-def test_alone_copies_what_was_there_before():
-    table, x = torch.zeros(3), torch.randn(3)
-
-    def adds(copied, v):
-        table.add_(v)
-        return copied(table).clone()
-
-    torch.testing.assert_close(alone(adds, [], x), x)
-    torch.testing.assert_close(alone(adds, [], x), x)
-    assert torch.equal(table, torch.zeros(3))
-
-
 def test_alone_reads_a_file_as_it_is(tmp_path):
     torch.save(torch.arange(6.), tmp_path/"table.pt")
 
@@ -495,13 +415,3 @@ def test_draws_of_an_example_alone_move_the_generator_once():
         loop_grad_sum(model, noisy, x, y, FlatClip(1.))
         after.append(torch.rand(1))
     assert torch.equal(*after)
-
-
-@pytest.mark.parametrize("engine", [fast_grad_sum, partial(loop_grad_sum)], ids=["fast", "loop"])
-def test_a_seed_repeats_the_draws_of_a_model(engine):
-    model, (x, y) = nn.Sequential(nn.Linear(4, 40), nn.Dropout(.5), nn.Linear(40, 3)), batch((4,))
-    model, found = model.double(), []
-    for _ in range(2):
-        torch.manual_seed(3)
-        found.append(total(engine, model, x, y))
-    assert torch.equal(*found)

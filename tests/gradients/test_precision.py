@@ -1,24 +1,21 @@
 "Half precision, and what floats do to the bound: no example adds more than C."
 import copy
-import math
 from functools import partial
 
 import pytest
 import torch
-from oracle import ENGINES, batch, every, head, one_at_a_time
+from oracle import batch, every, head, one_at_a_time
 from torch import nn
 from toys import loss
 
-from dp_course.data import Views, count, take, tree_map
+from dp_course.data import count, take, tree_map
 from dp_course.gradients import (
-    ROUNDING,
     FlatClip,
     bf16_engine,
     bf16_product_ratio,
     fast_grad_sum,
     gains_from_bfloat16,
     has_bfloat16,
-    loop_grad_sum,
     precision,
     settled_precision,
 )
@@ -27,41 +24,6 @@ from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 
 def length(sums):
     return sum(g.double().square().sum() for g in sums.values()).sqrt().item()
-
-
-def worst_share(engine, model, x, y, bound, autocast):
-    "The longest contribution of one example: its batch with the others poisoned."
-    longest = 0.
-    for i in range(len(x)):
-        alone = torch.full_like(x, math.nan)
-        alone[i] = x[i]
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            sums, norms = engine(model, loss, alone, y, FlatClip(bound))
-        assert norms.dtype == torch.float32 and {g.dtype for g in sums.values()} == {torch.float64}
-        longest = max(longest, length(sums))
-    return longest
-
-
-def hard_examples():
-    "Large, tiny, constant and rank-one images: where inner products cancel."
-    x = torch.randn(6, 3, 8, 8)
-    x[1] *= 1e4
-    x[2] *= 1e-4
-    x[3] = 100.
-    x[4] = torch.linspace(-50, 50, 8)[None, None, :]
-    x[5] = 1e3 + 1e-2*x[5]
-    return x, torch.randint(3, (6,))
-
-
-@every
-@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
-def test_no_example_counts_more_than_the_bound(engine, autocast):
-    model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), WSConv2d(16, 32, 3, padding=1),
-        nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(),
-        nn.Conv2d(64, 64, 3, padding=1), nn.Flatten(), nn.Linear(1024, 3))
-    for bound in (1e-3, 1.):
-        assert worst_share(engine, model, *hard_examples(), bound, autocast) <= bound*(1 + 1e-3)
 
 
 HALF = {
@@ -198,12 +160,10 @@ def most_moved(engine, model, loss, x, y, bound=1e-2):
 
 
 SLACK = 1 + 1e-3
-each_of_all = pytest.mark.parametrize("engine", [*ENGINES.values(), loop_grad_sum],
-                                      ids=[*ENGINES, "loop_grad_sum"])
 
 
 @pytest.mark.quick(6)
-@each_of_all
+@every
 @pytest.mark.parametrize("t, i, o", [(2, 100_000, 8), (3, 3000, 80), (30, 64, 64)])
 def test_cancelling_positions_of_a_linear_layer(engine, t, i, o):
     worst, least = 0, 9
@@ -216,35 +176,7 @@ def test_cancelling_positions_of_a_linear_layer(engine, t, i, o):
     assert least >= .99e-3  # nor is it clipped for what rounding might have hidden
 
 
-@pytest.mark.parametrize("scale", [1., 1e3, 6e4])
-def test_cancelling_views_of_a_linear_model(scale):
-    x, v = cancelling_views(3, 4000, 4, scale)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4000, 4))
-    assert most_moved(fast_grad_sum, model, per_number, Views(x), Views(v)) <= SLACK
-
-
-@each_of_all
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_scaling_a_half_precision_gradient_never_rounds_it_up(engine, dtype):
-    for size in (.1, 137., 1370.):
-        model = nn.Linear(400, 1, bias=False).to(dtype)
-        x = size*torch.stack([torch.ones(400), torch.randn(400)]).to(dtype)
-        for bound in (1e-4, .3):
-            assert most_moved(engine, model, per_number, x, torch.ones_like(x[:, :1]),
-                              bound) <= SLACK
-
-
-@each_of_all
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_half_precision_convolution_of_few_positions_is_measured_as_it_is_added(engine, dtype):
-    torch.manual_seed(2)
-    net = nn.Sequential(nn.Conv2d(128, 64, 1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                        nn.Linear(64, 3)).to(dtype)
-    x, y = 10*torch.randn(7, 128, 4, 4).to(dtype), torch.arange(7) % 3
-    assert most_moved(engine, net, loss, x, y, 1e-3) <= 1 + ROUNDING
-
-
-@each_of_all
+@every
 def test_long_gradients_are_measured_to_the_last_digit(engine):
     model = nn.Linear(1_000_000, 1, bias=False)
     x = torch.full((2, 1_000_000), 13.7)
@@ -263,7 +195,7 @@ def along_its_filters(conv, extent):
 
 
 @pytest.mark.quick(16)
-@each_of_all
+@every
 @pytest.mark.parametrize("mean", [0., 3e3])
 @pytest.mark.parametrize("shape", [(64, 64, 4), (16, 16, 8)])  # inner products; kept
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bf16"])

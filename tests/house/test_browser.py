@@ -313,9 +313,6 @@ def shows_progress(desk, lesson, exercises, solved=1):
 
 # --- three lessons
 
-RIGHT_BILL = """def must_pay(events):
-    return len({event for event in events if event[0] == "noised"})"""
-
 
 def test_second_lesson(desk):
     desk.open("index.ipynb")
@@ -399,14 +396,3 @@ def test_by_hand_to_the_last_exercise(desk):
     built = sum("build" in cell.metadata.get("tags", [])
                 for cell in nbformat.read(ROOT/"nbs/03_by_hand.ipynb", 4).cells)
     shows_progress(desk, "03_by_hand", len(answers_) + built, len(answers_))
-
-
-def test_trainer(desk):
-    desk.open("06_trainer.ipynb")
-    desk.shot("lesson")
-    ran(desk, "06_trainer")
-    desk.sees("Diagram(", "diagram")
-    desk.sees('"The noise costs accuracy', "figure")
-    wrong = RIGHT_BILL.replace("{event for", "{event[1:3] for")
-    wrongly_and_rightly(desk, "check_must_pay", wrong, "the same step with another sum", RIGHT_BILL)
-    shows_progress(desk, "06_trainer", 5)

@@ -229,15 +229,6 @@ def test_a_recorded_row_of_the_clipping_sweep_comes_out_again(real):
     comes_out(row, recorded, ("sigma", "q", "lr", "tested_on", "accountant"))
 
 
-def test_a_recorded_row_of_the_scaling_sweep_comes_out_again(real):
-    real("fashion")
-    rows = sweep("scaling")
-    cell = scaling.grid(rows)[0]
-    recorded, = (row for row in rows if scaling.key(row) == scaling.key(cell))
-    row = flat_row(scaling.run(cell)[0])
-    comes_out(row, recorded, ("sigma", "q", "parameters", "epochs", "tested_on"))
-
-
 # ---- the ResNet-20 without privacy
 
 

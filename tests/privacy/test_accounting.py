@@ -3,9 +3,7 @@ import dataclasses
 import inspect
 import json
 import math
-import os
 import pickle
-import random
 import warnings
 from fractions import Fraction
 from functools import partial
@@ -26,11 +24,8 @@ from dp_course.privacy import (
     Budget,
     PLDAccountant,
     PrivacyPlan,
-    RandomStopping,
     RDPAccountant,
-    Search,
     epsilon,
-    excess_by_quadrature,
     gaussian_epsilon,
     gaussian_sigma,
     loss_masses,
@@ -40,8 +35,6 @@ from dp_course.privacy import (
     rdp_gaussian,
     rdp_sampled_gaussian,
     rdp_to_epsilon,
-    search_epsilon,
-    search_noise_multiplier,
 )
 
 ORDERS = np.array([1.1, 1.5, 2, 2.5, 3, 4.7, 7.3, 10.9, 12, 20.5, 33, 63])
@@ -104,14 +97,6 @@ def test_rdp_agrees_with_many_digits(q, sigma, orders, digits, moment, rel):
         for a in orders:
             truth = float(mpmath.log(moment(mpmath.mpf(q), mpmath.mpf(sigma), a))/(a - 1))
             assert rdp_sampled_gaussian(q, sigma, [a])[0] == pytest.approx(truth, rel=rel)
-
-
-@by_values("q", [1e-9, 1e-5, .04, .5, .9])
-@by_values("sigma", [.4, 1, 30, 1000])
-def test_sum_and_quadrature_meet(q, sigma):
-    whole = np.array([2., 3, 7, 20, 64])
-    by_sum = pld._excess_by_sum(q, sigma, whole)
-    assert np.abs(np.expm1(excess_by_quadrature(q, sigma, whole) - by_sum)).max() < 1e-9
 
 
 @by_values("q", [1e-9, 1e-5, .5, 1 - 1e-12])
@@ -189,57 +174,6 @@ class OneStep:
             mid = (low + high)/2
             low, high = (mid, high) if self.delta(mid) > delta else (low, mid)
         return high
-
-
-class Contour:
-    "delta of equal steps from E e^(zL) along a line of complex z: another way than a grid."
-    # Alghamdi et al. 2023: delta(eps) is the integral of E e^(z(L - eps))/(z(z+1)) over 2 pi i
-    def __init__(self, q, sigma, steps, eps):
-        self.q, self.sigma, self.steps = q, sigma, steps
-        def bound(t):
-            return self.log_moment(np.array([t]))[0].real - t*eps - math.log(t*(t + 1))
-        t = min(np.geomspace(.05, 300, 80), key=bound)
-        h = .02*t  # curvature there: how wide the bell is
-        k = self.log_moment(np.array([t - h, t, t + h])).real
-        width = math.sqrt((k[0] - 2*k[1] + k[2])/h**2)
-        du = 2*math.pi/(40*width + 60/t)
-        u = np.arange(0, 9/width + 60*du, du)
-        far = self.log_moment(np.array([t + 1j*u[-1]]))[0].real - k[1]
-        while far > -25:
-            u = np.arange(0, 1.5*u[-1], du)
-            far = self.log_moment(np.array([t + 1j*u[-1]]))[0].real - k[1]
-        self.z, self.du = t + 1j*u, du
-        self.k = self.log_moment(self.z)
-
-    def log_moment(self, z):
-        q, s, top = self.q, self.sigma, float(z.real.max())
-        dx = min(s/4, .4*s*s, s*s/max(np.abs(z.imag).max(), 1.))
-        x = np.arange(-11*s, 2 + top + 11*s, dx)
-        loss = np.log1p(q*np.expm1((x - .5)/s**2))
-        log_p = loss - x**2/(2*s**2) + math.log(dx/(s*math.sqrt(2*math.pi)))
-        scale = (log_p + top*loss).max()
-        return self.steps*np.array([np.log(np.exp(log_p + w*loss - scale).sum()) + scale
-                                    for w in z.astype(complex)])
-
-    def delta(self, eps):
-        f = np.exp(self.k - self.z*eps)/(self.z*(self.z + 1))
-        return float((f.sum() - f[0]/2).real*self.du/math.pi)
-
-
-def by_contour(q, sigma, steps, delta, near):
-    "eps in the direction of removal, which is the dearer one."
-    line = Contour(q, sigma, steps, near)
-    low, high = .9*near, 1.1*near
-    for _ in range(50):
-        mid = (low + high)/2
-        low, high = (mid, high) if line.delta(mid) > delta else (low, mid)
-    return high
-
-
-@by_values("sigma, steps, delta", [(2., 7, 1e-5), (30., 100, 1e-8)])
-def test_the_contour_knows_the_gaussian(sigma, steps, delta):
-    exact = gaussian_epsilon(delta, sigma/math.sqrt(steps))
-    assert by_contour(1 - 1e-15, sigma, steps, delta, exact) == pytest.approx(exact, rel=1e-9)
 
 
 @by_values("q", [1e-10, 1e-8, 1e-4, .5, 1 - 1e-9])
@@ -322,16 +256,6 @@ FORMS = [dict(), dict(cut=1.), dict(reach=16), dict(cut=2., reach=4)]
 
 @by_values("q, sigma, h", GRIDS)
 @by_values("form", FORMS)
-def test_grid_keeps_both_totals(q, sigma, h, form):
-    grid = loss_masses(q, sigma, h, **form)
-    assert (grid.masses >= 0).all()
-    assert grid.masses.sum() + grid.p_lost == pytest.approx(1, abs=1e-12)
-    assert (grid.masses*np.exp(-h*grid.points)).sum() == pytest.approx(1, abs=1e-9)
-    assert 0 <= grid.q_lost < 1e-12
-
-
-@by_values("q, sigma, h", GRIDS)
-@by_values("form", FORMS)
 @by_values("delta", [1e-2, 1e-4])
 def test_grid_never_loses_delta(q, sigma, h, form, delta):
     "At 0.999 of the exact eps, the grid's delta is still at least the exact one."
@@ -353,18 +277,6 @@ def test_tilt_does_not_change_the_distribution():
     bulk = plain[1] > 1e-6
     for _, masses, _ in tilted:
         assert np.allclose(masses[bulk], plain[1][bulk], rtol=1e-6)
-
-
-@by_values("sign", [1, -1])
-def test_hockey_stick_reads_itself_back(sign):
-    curve = pld.ComposedLoss([(.04, 1.6138, 100)], sign, 1e-5).curve(1., 1e-4, 5.)
-    inside = curve.cell_of(1.) + np.arange(0, 200, 17)
-    for i in inside:
-        eps = float(curve.eps[i] + .3*curve.h)
-        delta = curve.delta_in(i, eps)
-        assert curve.cell_of(eps) == curve.last_above(delta) == i
-        assert curve.delta[i] > delta > curve.delta[i+1]
-        assert curve.epsilon_in(i, delta) == pytest.approx(eps, abs=1e-9)
 
 
 def test_one_sided_rule_notices_rounding_down(monkeypatch):
@@ -481,23 +393,17 @@ def test_extremes_are_numbers_and_no_method_beats_the_truth(q, sigma, steps, del
         assert 0 <= account.delta(eps) <= 1
 
 
-@by_values("q, sigma, steps, delta", [
-    (.04, 1.6138, 625, 1e-115), (5.54e-5, 1.88, 1000, 2.3e-173), (1.12e-6, .535, 71755, 5e-188),
-    (1.2e-9, .566, 516571, 7.7e-14), (5.9e-8, .614, 5260650, 1.4e-4)])
-def test_pld_is_never_above_rdp_at_the_extremes(q, sigma, steps, delta):
-    by_rdp = spent(q, sigma, steps, delta, RDPAccountant)
-    assert with_digits(q, sigma, delta) <= spent(q, sigma, steps, delta) <= by_rdp
-
-
 @pytest.mark.filterwarnings("error")
 @by_values("q, sigma, steps, delta", [
     (7.18e-7, .01427, 630, 5.2e-20), (.2656, .01, 46, 7.2e-191),
     (1e-300, 124770., 4_269_741, 5e-86), (1.55e-10, 1179.84, 93_805_449, 1.4e-10),
+    (.04, 1.6138, 625, 1e-115), (5.54e-5, 1.88, 1000, 2.3e-173), (1.12e-6, .535, 71755, 5e-188),
+    (1.2e-9, .566, 516571, 7.7e-14), (5.9e-8, .614, 5260650, 1.4e-4),
     pytest.param(.6664, 1764., 10**15, 1e-290, marks=pytest.mark.slow),
     pytest.param(.33456, .822, 10**8, 9.2e-78, marks=pytest.mark.slow),
     pytest.param(2.94e-10, .5, 309_376_837, 1.6e-15, marks=pytest.mark.slow)])
 def test_what_overflows_on_the_way_is_bounded_all_the_same(q, sigma, steps, delta):
-    "All stopped with an error once; cells moved the last but one out of its circle."
+    "Most stopped with an error once; the others came out below the truth, or above RDP."
     account = PLDAccountant().step(q, sigma, steps)
     eps = account.epsilon(delta)
     assert with_digits(q, sigma, delta)*(1 - 1e-9) <= eps
@@ -534,38 +440,6 @@ def test_the_spectrum_keeps_the_digits_of_rare_losses():
     assert spectrum.real == pytest.approx(1e-13*(turned - 1).real, rel=1e-9, abs=1e-24)
 
 
-@by_values("q, sigma, steps, delta", [
-    (.04, 1.6138, 625, 1e-5), (.03, 3.05, 11, 1.29e-6), (.0219, 6.14, 6, 9.11e-7),
-    (.252, 10.8, 116, .027), (.0772, 146, 6151, 6.47e-11), (.347, 2.45, 374, 4.57e-8)])
-def test_pld_is_tight_against_a_contour_integral(q, sigma, steps, delta):
-    "2 parts in 10,000 and a millionth, and never below: no grid and no convolution in the oracle."
-    truth = by_contour(q, sigma, steps, delta, spent(q, sigma, steps, delta))
-    assert truth*(1 - 1e-9) <= spent(q, sigma, steps, delta) <= truth*(1 + 2e-4) + 1e-6
-
-
-def a_run(rng):
-    "q, sigma, steps, delta of a run that one would plan, eps between .05 and 20 by RDP."
-    while True:
-        q, sigma = 10**rng.uniform(-3.5, -.3), 10**rng.uniform(-.2, 1.5)
-        steps, delta = round(10**rng.uniform(0, 4)), 10**rng.uniform(-10, -3)
-        if .05 < RDPAccountant().step(q, sigma, steps).epsilon(delta) < 20:
-            return q, sigma, steps, delta
-
-
-SETTINGS = int(os.environ.get("PLD_SETTINGS", 4))
-
-
-def test_how_far_above_the_truth():
-    "Never below the contour integral, and less than 1e-3 above; PLD_SETTINGS=100 asks more runs."
-    rng, above = random.Random(0), []
-    for _ in range(SETTINGS):
-        run = a_run(rng)
-        eps = spent(*run)
-        above.append(eps/by_contour(*run, eps) - 1)
-    print(f"{SETTINGS} settings: {min(above):.1e} to {max(above):.1e} above, relative")
-    assert 0 < min(above) and max(above) < 1e-3
-
-
 @pytest.mark.parametrize("plan", [
     dict(n=10**6, batch_size=1, steps=9, eps=1., delta=1e-6),
     dict(n=10**6, batch_size=.01, steps=10, eps=1., delta=1e-6, sigma=.0005)])
@@ -591,15 +465,6 @@ def test_calibration_at_the_extremes_never_overspends(numbers):
 
 # the ledger
 
-@BOTH
-def test_equal_steps_are_one_entry(accountant):
-    a = accountant()
-    for _ in range(5):
-        assert a.step(.04, 1.5) is a
-    b = accountant().step(.04, 1.5, 2).step(.04, 1.5, 3)
-    assert a.history == b.history == [(.04, 1.5, 5)]
-    assert a.epsilon(1e-5) == b.epsilon(1e-5) == spent(.04, 1.5, 5, 1e-5, accountant)
-
 
 @BOTH
 def test_order_of_steps_does_not_matter(accountant):
@@ -624,11 +489,6 @@ def test_ledger_survives_a_checkpoint(accountant):
     assert back.epsilon(1e-5) == a.epsilon(1e-5)
 
 
-def test_a_damaged_ledger_is_refused():
-    with pytest.raises(ValueError, match="q=40 is not"):
-        Accountant().load_state_dict({"history": [[40, 1.5, 5]]})
-
-
 @BOTH
 def test_nothing_costs_nothing(accountant):
     assert spent(.04, 1, 0, 1e-5, accountant) == 0
@@ -647,21 +507,8 @@ def test_no_noise_costs_everything(accountant):
     assert accountant().step(.04, 1).step(.04, 0).epsilon(1e-5) == math.inf
 
 
-@BOTH
-@by_values("sigma", [1e-300, 1e-9, .05, 1e4])
-@by_values("q", [1e-7, .3, 1])
-def test_never_nan(accountant, q, sigma):
-    for steps in (1, 10**4):
-        e = spent(q, sigma, steps, 1e-5, accountant)
-        assert e >= 0
-        assert accountant().step(q, sigma, steps).delta(1.) >= 0
-        if q == 1 and sigma > 1e-6:
-            assert e >= gaussian_epsilon(1e-5, sigma/math.sqrt(steps))*.999
-        elif q == 1:
-            assert e > 1e6
-
-
 # refusals
+
 
 GOOD = dict(q=.04, sigma=1., steps=10, delta=1e-5)
 BAD = [dict(q=-.1), dict(q=1.5), dict(q=math.nan), dict(q="half"), dict(q=None), dict(sigma=-1),
@@ -669,73 +516,37 @@ BAD = [dict(q=-.1), dict(q=1.5), dict(q=math.nan), dict(q="half"), dict(q=None),
        dict(steps=math.inf), dict(delta=0), dict(delta=1), dict(delta=-1e-5), dict(delta=math.nan)]
 
 
-def named(bad):
-    "The words with which an error must name what it refuses."
-    (name, value), = bad.items()
-    return f"^{name}={value!r} is not".replace(".", r"\.")
-
-
 @BOTH
 @by_values("bad", BAD)
-def test_epsilon_names_what_it_refuses(accountant, bad):
-    with pytest.raises(ValueError, match=named(bad)):
-        epsilon(**GOOD | bad, accountant=accountant)
+def test_what_is_out_of_range_is_refused_by_its_name(accountant, bad):
+    (name, value), = bad.items()
+    asked = {key: v for key, v in GOOD.items() if key != "sigma"} | {"eps": 3}
+    for f, good in ((epsilon, GOOD), (noise_multiplier, asked)):
+        if name in good:
+            with pytest.raises(ValueError, match=f"^{name}={value!r} is not".replace(".", r"\.")):
+                f(**good | bad, accountant=accountant)
 
 
-@BOTH
-@by_values("bad", [bad for bad in BAD if "sigma" not in bad])
-def test_noise_multiplier_names_what_it_refuses(accountant, bad):
-    good = {name: value for name, value in GOOD.items() if name != "sigma"}
-    with pytest.raises(ValueError, match=named(bad)):
-        noise_multiplier(eps=3, **good | bad, accountant=accountant)
+REFUSED = [
+    *((lambda eps=eps: noise_multiplier(eps=eps, delta=1e-5, q=.04, steps=10),
+       f"^eps={eps} is no budget to aim at: pass a ") for eps in (0, -1, math.inf, math.nan, None)),
+    *((lambda eps=eps, by=by: by().step(.04, 1.).delta(eps), f"eps={eps}")
+      for eps in (-1, math.nan, None) for by in ACCOUNTANTS),
+    *((lambda rdp=rdp: rdp_to_epsilon(rdp, [2.], 1e-5),
+       "is not a list of divergences: pass a number >= 0")  # NaN was once an eps of 0
+      for rdp in ([math.nan], [-.1], [.1, .2], ["a"], [10**400], None)),
+    *((lambda orders=orders, f=f: f(1., orders), "orders") for f in (
+        rdp_gaussian, partial(rdp_sampled_gaussian, .04))
+      for orders in ([1.], [.5, 2], [], [math.nan], [math.inf], 10**400)),
+    *((lambda sigmas=sigmas: PrivacyPlan(**PLAN, releases=sigmas),
+       "is no list of noise multipliers") for sigmas in ("5", b"5", {5.: 1}, [10**400])),
+    (lambda: Accountant().load_state_dict({"history": [[40, 1.5, 5]]}), "q=40 is not")]
 
 
-@BOTH
-@by_values("eps", [0, -1, math.inf, math.nan, None])
-def test_a_budget_is_positive_and_finite(accountant, eps):
-    with pytest.raises(ValueError, match=f"^eps={eps} is no budget to aim at: pass a "):
-        noise_multiplier(eps=eps, delta=1e-5, q=.04, steps=10, accountant=accountant)
-
-
-@BOTH
-@by_values("eps", [-1, math.nan, None])
-def test_delta_refuses_a_bad_eps(accountant, eps):
-    with pytest.raises(ValueError, match=f"eps={eps}"):
-        accountant().step(.04, 1.).delta(eps)
-
-
-@by_values("rdp", [[math.nan], [-.1], [.1, .2], ["a"], [10**400], None])
-def test_divergences_that_say_nothing_are_refused(rdp):
-    "NaN was once an eps of 0."
-    with pytest.raises(ValueError, match="is not a list of divergences: pass a number >= 0"):
-        rdp_to_epsilon(rdp, [2.], 1e-5)
-    assert rdp_to_epsilon([math.inf], [2.], 1e-5) == math.inf
-
-
-SEARCH = dict(n=1000, batch_size=40, steps=10, eps=3., delta=1e-5, runs=3., eta=1., score_sigma=9.)
-CALLS = [
-    (epsilon, dict(q=.04, sigma=1., steps=10, delta=1e-5)),
-    (noise_multiplier, dict(eps=3., delta=1e-5, q=.04, steps=10)),
-    (PrivacyPlan, dict(n=1000, batch_size=40, steps=10, eps=3., delta=1e-5)),
-    (PrivacyPlan, dict(n=1000, batch_size=40, epochs=2, sigma=2., delta=1e-5)),
-    (Search, SEARCH),
-    (partial(search_epsilon, RandomStopping(3.)), dict(q=.04, sigma=1., steps=9, delta=1e-5)),
-    (partial(search_noise_multiplier, RandomStopping(3.)),
-     dict(q=.04, eps=3., steps=9, delta=1e-5))]
-
-
-@by_values("f, good", CALLS)
-def test_what_is_no_number_is_refused_by_its_name(f, good):
-    for name in good:
-        for bad in ("5", b"5", [1.], {}, True, math.nan, -1., 10**400, 1j, torch.ones(2)):
-            with pytest.raises(ValueError, match=f"{name}=.* is no"):
-                f(**good | {name: bad})
-
-
-@by_values("releases", ["5", b"5", {5.: 1}, [10**400]])
-def test_text_is_no_list_of_multipliers(releases):
-    with pytest.raises(ValueError, match="is no list of noise multipliers"):
-        PrivacyPlan(**PLAN, releases=releases)
+@by_values("call, words", REFUSED)
+def test_what_makes_no_sense_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 def test_a_plan_keeps_plain_numbers():
@@ -757,14 +568,6 @@ def test_a_plan_keeps_plain_numbers():
 def test_a_rate_whose_square_is_no_float(q):
     for by in ACCOUNTANTS:
         assert 0 <= spent(q, 1., 10, 1e-5, by) < .01
-
-
-@by_values("orders", [[1.], [.5, 2], [], [math.nan], [math.inf], 10**400])
-def test_bad_orders(orders):
-    with pytest.raises(ValueError, match="orders"):
-        rdp_sampled_gaussian(.04, 1., orders)
-    with pytest.raises(ValueError, match="orders"):
-        rdp_gaussian(1., orders)
 
 
 def test_a_delta_beyond_double_precision_is_refused():
@@ -821,15 +624,6 @@ def test_plan_is_frozen_and_travels():
     assert copy.sigma == plan.sigma
 
 
-def test_plan_says_what_it_promises():
-    plan = PrivacyPlan(**REPORT)
-    for words in ("adding or removing", "one example", "Poisson", "PLDAccountant", "610", "1e-05",
-                  "4096/50000", f"{plan.sigma:g}", "Not covered", "tuning", "test set",
-                  "nonprivate", "floating-point"):
-        assert words in plan.statement()
-    assert "RDPAccountant" in PrivacyPlan(**PLAN, accountant=RDPAccountant).statement()
-
-
 @by_values("bad, words", [
     (dict(n=0), "n=0: a plan needs at least one"),
     (dict(n=-5), "n=-5 is not a count"),
@@ -850,6 +644,10 @@ def test_plan_says_what_it_promises():
     (dict(sigma=math.nan), "sigma=nan is not a noise multiplier"),
     (dict(sigma=0.), "sigma=0.0 spends eps = inf"),
     (dict(sigma=.5), "more than eps=3.0: leave sigma out, or pass a larger one"),
+    (dict(n=1000, steps=10**30), "0 is not a number of steps"),
+    (dict(sigma=1e300), "sigma=1e+300 is not a noise multiplier"),
+    (dict(eps=1e-300), "eps=1e-300 is no budget"),
+    (dict(n=2, batch_size=.1, steps=1, delta=.5), "delta=0.5 is above 0.005, a tenth of"),
 ])
 def test_plan_refuses_by_name(bad, words):
     with pytest.raises(ValueError) as refusal:
@@ -1041,15 +839,3 @@ def test_curve_of_the_report():
 def test_sigmas_of_the_report(q, steps, sigma):
     by_rdp = noise_multiplier(eps=3, delta=1e-5, q=q, steps=steps, accountant=RDPAccountant)
     assert by_rdp == pytest.approx(sigma, abs=4e-3)
-
-
-@pytest.mark.parametrize("strange, words", [
-    ({"steps": 10**30}, "steps=10+ is not a number of steps"),
-    ({"sigma": 1e300}, "sigma=1e.300 is not a noise multiplier"),
-    ({"eps": 1e-300}, "eps=1e-300 is no budget"),
-    ({"n": 2, "batch_size": .1, "steps": 1, "delta": .5}, "delta=0.5 is above 0.005, a tenth of"),
-])
-def test_numbers_beyond_all_bounds_are_refused_in_words(strange, words):
-    usual = {"n": 1000, "batch_size": 100, "steps": 10, "eps": 3., "delta": 1e-5}
-    with pytest.raises(ValueError, match=words):
-        PrivacyPlan(**{**usual, **strange})

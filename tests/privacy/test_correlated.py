@@ -235,19 +235,6 @@ def test_a_caller_that_scales_its_noise_in_place_does_not_change_the_next():
     assert torch.equal(draws(noise, 3), draws(other, 3))
 
 
-def test_the_past_is_part_of_the_name_and_is_kept():
-    noise = noise_of(Plan)
-    assert noise.before(0) == {"noise before": ""} and IndependentNoise().before(7) == {}
-    first = [draws(noise, t, f"sum {t}") for t in range(6)]
-    assert noise.before(6) == {"noise before": "sum 5"}
-    assert torch.equal(draws(noise, 5, "sum 5"), first[5])  # once more, after an interruption
-    copy = BandedNoise(square_root_coefficients(4))
-    copy.load_state_dict(noise.state_dict())
-    assert copy.before(6) == noise.before(6)
-    assert torch.equal(draws(copy, 6), draws(noise, 6))
-    assert len(noise.state_dict()["noise"]) == 4
-
-
 @pytest.mark.parametrize("fails, says", [
     (lambda: noise_of(Plan).at(1, None, ""), "noise of step 0 is not known"),
     (lambda: BandedNoise([.8, .8]), "more than 1"),

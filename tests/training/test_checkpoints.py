@@ -15,7 +15,6 @@ from toys import Bomb, Plan, equal, same, trainer
 from dp_course.gradients import FlatClip
 from dp_course.privacy import PrivacyPlan, RDPAccountant
 from dp_course.training import Journal, checkpoints, load_checked, save_atomic
-from dp_course.training.trainer import _CHECKPOINT
 
 
 class Average:
@@ -115,14 +114,19 @@ def test_a_secret_seed_is_in_the_checkpoint_alone_and_goes_on(tmp_path):
     assert found == {"c"}
 
 
-@pytest.mark.parametrize("kind", ["cut", "text", "empty", "pickle", "other"])
+def with_a_wrong_bit(raw):
+    middle = len(raw)//2
+    return raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1:]
+
+
+@pytest.mark.parametrize("kind", ["cut", "bit", "text", "empty", "pickle", "other"])
 def test_bad_checkpoint_is_named_and_the_one_before_loads(tmp_path, kind):
     path, first = tmp_path/"run.checkpoint", run().fit(2)
     first.save(path)
     first.step().save(path)
     raw = path.read_bytes()
-    broken = {"cut": raw[:len(raw)*2//3], "text": b"hello", "empty": b"",
-              "pickle": pickle.dumps(Bomb(), 2)}
+    broken = {"cut": raw[:len(raw)*2//3], "bit": with_a_wrong_bit(raw), "text": b"hello",
+              "empty": b"", "pickle": pickle.dumps(Bomb(), 2)}
     if kind == "other":
         torch.save({"weights": torch.zeros(2)}, path)
     else:
@@ -196,34 +200,6 @@ def test_release_holds_weights_and_statement_only(tmp_path):
 
 
 # --- wrong bits, full disks
-
-
-def flip(path, raw, bit):
-    "Write a copy with one wrong bit."
-    copy = bytearray(raw)
-    copy[bit//8] ^= 1 << bit % 8
-    path.write_bytes(copy)
-
-
-def some_bits(raw, count, seed=0):
-    "Random positions, and every bit of the last 75 bytes, where the checksum stands."
-    g = torch.Generator().manual_seed(seed)
-    bits = torch.randint(8*len(raw), (count,), generator=g).tolist()
-    return [*bits, *range(8*(len(raw) - 75), 8*len(raw))]
-
-
-def test_a_wrong_bit_of_a_checkpoint_is_refused_by_name(tmp_path):
-    path, first = tmp_path/"run.checkpoint", run().fit(2)
-    first.save(path)
-    first.step().save(path)
-    raw = path.read_bytes()
-    for bit in some_bits(raw, 100):
-        flip(path, raw, bit)
-        with pytest.raises(ValueError, match="(damaged|truncated).*the one before it is"):
-            load_checked(path, _CHECKPOINT)
-    assert run().load(f"{path}.prev").t == 2
-    path.write_bytes(raw)
-    assert run().load(path).t == 3
 
 
 def in_child(work, *args):
@@ -369,21 +345,13 @@ def test_torn_last_line_is_dropped_and_cut_off(tmp_path):
     assert path.read_bytes().endswith(b"\n")  # nothing of the old line is left behind the new one
 
 
-def test_a_wrong_bit_of_a_ledger_is_refused_by_name(tmp_path):
-    journal, path = ledger(tmp_path, *(f"step {t} {t**7:x}" for t in range(3)))
-    whole = path.read_bytes()
-    for bit in range(0, 8*len(whole), 3):
-        flip(path, whole, bit)
-        with pytest.raises(ValueError, match="run.ledger"):
-            Journal(tmp_path/"run").append("step 4")
-
-
 def test_lines_that_are_lost_moved_or_foreign_are_refused(tmp_path):
     journal, path = ledger(tmp_path, "step 0", "step 1", "step 2")
     head, *lines = path.read_bytes().splitlines(keepends=True)
     broken = {"lost": [head, lines[0], lines[2]], "moved": [head, lines[1], lines[0], lines[2]],
               "twice": [head, lines[0], lines[0]], "beheaded": lines, "empty": [],
-              "foreign": [b"hello\n"], "binary": [b"\x80\x02}q\x00.\n"], "cut": [head[:9]]}
+              "foreign": [b"hello\n"], "binary": [b"\x80\x02}q\x00.\n"], "cut": [head[:9]],
+              "bit": [head, with_a_wrong_bit(lines[0])], "no end": [head, lines[0][:-1] + b"?"]}
     for pieces in broken.values():
         path.write_bytes(b"".join(pieces))
         with pytest.raises(ValueError, match="run.ledger"):

@@ -95,20 +95,6 @@ def test_a_number_of_ones_own_for_labels_to_ignore():
     trainer(nn.Conv2d(2, 3, 1), Examples(torch.randn(12, 2, 4, 4), y), loss_fn=each_pixel).step()
 
 
-@pytest.mark.parametrize("options, why", [
-    (dict(mean="x"), "mean='x'"), (dict(std=0.), "std=0.0: pass a positive"),
-    (dict(groups=5), "groups=5 are no ids"), (dict(classes=3), "classes=3"),
-    (dict(probe=3), "probe=3 is no function"), (dict(normalize=3), "normalize=3 is no function")])
-def test_options_of_the_data_are_answered(options, why):
-    with pytest.raises(ValueError, match=why):
-        Examples(torch.zeros(3, 2), torch.zeros(3).long(), **options)
-
-
-def test_no_rows_are_refused():
-    with pytest.raises(ValueError, match="at least one"):
-        Examples(torch.zeros(0, 5), torch.zeros(0))
-
-
 # --- models
 
 
@@ -314,6 +300,14 @@ def test_optimizers_that_cannot_step_are_refused(make, why):
         trainer(optimizer=make)
 
 
+def test_an_optimizer_holds_the_model_and_nothing_else():
+    net, other = nn.Linear(5, 10), [*nn.Linear(5, 10).parameters()]
+    for held, why in ((other, "lacks weight, bias"),
+                      ([*net.parameters(), *other], "2 parameters that are not the model's")):
+        with pytest.raises(ValueError, match=why):
+            trainer(net, optimizer=torch.optim.SGD(held, lr=1.))
+
+
 @pytest.mark.parametrize("change", [
     lambda run: run.model.weight.add_(1.), lambda run: run.model.requires_grad_(False),
     lambda run: setattr(run.model, "weight", nn.Parameter(torch.zeros(10, 5))),
@@ -483,13 +477,3 @@ def test_an_engine_of_ones_own_may_have_dropout():
 
     model = nn.Sequential(nn.Linear(5, 30), nn.Dropout(.5), nn.Linear(30, 10))
     assert "wrapped" in trainer(model, engine=wrapped).statement()
-
-
-def test_an_engine_of_ones_own_must_be_the_loop_s_equal():
-    "In float64, four per cent are no rounding."
-    def short(*given):
-        sums, norms = fast_grad_sum(*given)
-        return {name: .96*v for name, v in sums.items()}, norms
-
-    with pytest.raises(ValueError, match="off the loop by 0.04"):
-        trainer(engine=short)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import every
 from test_processes import in_threads
 from torch import nn
 from toys import Plan, close, jitter, linear, loss, two_views
@@ -17,17 +18,7 @@ from dp_course import gradients
 from dp_course.audit import joined, replay_sensitivity, sampler_audit, trainer_run, trainer_step
 from dp_course.data import Examples, Views, as_examples, call_model, multiplicity, take, tree_map
 from dp_course.features import private_channel_stats, release_mean
-from dp_course.gradients import (
-    AdaptiveClip,
-    FlatClip,
-    LayerClip,
-    Units,
-    bf16_engine,
-    fixed_shape,
-    loop_grad_sum,
-    unit_grad_sum,
-    whole_units,
-)
+from dp_course.gradients import AdaptiveClip, FlatClip, LayerClip, Units, unit_grad_sum
 from dp_course.models import WSConv2d
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import (
@@ -40,10 +31,6 @@ from dp_course.training import (
     start_line,
 )
 
-NAMES = ["loop_grad_sum", "hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum",
-         "bookkeeping_grad_sum", "fast_grad_sum"]
-ENGINES = [loop_grad_sum, *(getattr(gradients, name) for name in NAMES[1:])]
-every = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
 IDS = [4, 7, 4, 1, 7, 7, 4, 4, 4, 9, 4, 1, 4, 4]  # units of 8, 3, 2 and 1 examples
 SIZES = [8, 3, 2, 1]
 
@@ -187,21 +174,6 @@ def test_any_sizes_are_exact(sizes, most, seed):
     close(got["weight"], truth["weight"], rtol=1e-10, atol=1e-12)
 
 
-def test_engines_with_wrappers():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(5, 3)).double()
-    x = torch.randn(14, 5, dtype=torch.float64)
-    units = Units(x, SIZES)
-    truth, lengths = unit_grad_sum(net, loss, units, LABELS, FlatClip(.7), engine=loop_grad_sum)
-    got, norms = unit_grad_sum(net, loss, units, LABELS, FlatClip(.7), most=4,
-                               engine=fixed_shape(gradients.fast_grad_sum, 4))
-    close(norms, lengths, rtol=1e-9, atol=1e-12)
-    close(got["1.weight"], truth["1.weight"], rtol=1e-9, atol=1e-12)
-    half = unit_grad_sum(net.float(), loss, Units(x.float(), SIZES), LABELS, FlatClip(.7), most=4,
-                         engine=bf16_engine(gradients.fast_grad_sum))
-    close(half[1].double(), lengths, rtol=.03, atol=.01)
-    assert half[0]["1.weight"].dtype == torch.float64  # norms may be narrower, sums may not
-
-
 @pytest.mark.parametrize("most", [None, 2])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_bad_row_costs_its_unit_and_nobody_else(value, most):
@@ -286,26 +258,6 @@ def test_micro_batches_never_split_a_unit(micro, augment):
     close(total["weight"], truth["weight"], rtol=1e-9, atol=1e-12)
 
 
-def test_cuts_lie_between_units():
-    assert list(whole_units([3, 1, 9, 2, 2], 0, 5, 4)) == [(0, [3, 1]), (4, [9]), (13, [2, 2])]
-    assert list(whole_units([3, 1, 9, 2, 2], 1, 4, None)) == [(3, [1, 9, 2])]
-    assert list(whole_units([], 0, 0, 4)) == []
-
-
-def test_an_empty_batch_takes_a_noisy_step_and_is_charged():
-    run = trainer(OfPatients(4, 1e-9, 3, sigma=1.), seed=1)
-    before = run.model.weight.clone()
-    run.step()
-    assert run.computed == 1 and not run.model.weight.equal(before)
-
-
-def test_a_bad_example_in_training_is_counted_once_a_unit():
-    run = trainer(OfPatients(4, 4, 2))
-    run.data.train_x[3, 1] = math.inf  # of a unit of two
-    run.fit()
-    assert run.model.weight.isfinite().all() and run.nonprivate_nonfinite == 2
-
-
 def test_clips_learn_from_units():
     "The adaptive clip counts the units below its threshold, not their examples."
     seen = []
@@ -348,16 +300,6 @@ def test_ids_may_be_anything_that_has_a_name():
 def test_ids_that_cut_a_person_in_two_are_refused(ids, why):
     with pytest.raises(ValueError, match=why):
         Examples(torch.zeros(4, 1), torch.zeros(4), groups=ids)
-
-
-def test_rows_of_units():
-    data = visits()
-    rows, sizes = data.rows_of(torch.tensor([3, 0]))
-    assert rows.tolist() == [9, 0, 2, 6, 7, 8, 10, 12, 13] and sizes.tolist() == [1, 8]
-    rows, sizes = data.rows_of(torch.tensor([], dtype=torch.int64))
-    assert len(rows) == len(sizes) == 0
-    plain = Examples(torch.zeros(3, 1), torch.zeros(3))
-    assert plain.rows_of(torch.tensor([2, 0]))[0].tolist() == [2, 0] and plain.units == 3
 
 
 def test_groups_stay_with_their_rows():
@@ -417,13 +359,6 @@ def test_delta_and_batch_count_units():
             a_plan(unit=unit)
 
 
-def test_a_unit_costs_what_an_example_would():
-    "The same n, batch and steps, the same noise: what differs is who is protected."
-    plan = a_plan()
-    assert plan.sigma == a_plan(unit="example").sigma
-    assert plan != a_plan(unit="example")
-
-
 def test_what_counts_examples_is_refused():
     run = trainer(a_plan(eps=30.))
     look = NoisyAccuracy(run.data.train_x, run.data.train_y, sigma=30., measurements=1)
@@ -440,12 +375,6 @@ def test_what_counts_examples_is_refused():
     with pytest.raises(ValueError, match="measured by example"):
         nonprivate_signal_noise(linear(), visits(), [4])
     assert run.computed == 0 and not run.budget.posts
-
-
-def test_sizes_must_add_up():
-    for sizes in ([2, 1], [2, 2, 1], [4, 0]):
-        with pytest.raises(ValueError, match="don't go with 4 rows"):
-            Units(torch.zeros(4, 2), sizes)
 
 
 # --- several processes, files, words
@@ -485,17 +414,6 @@ def test_several_processes_equal_one(world, micro, augment):
             close(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_processes_with_other_groups_don_t_start():
-    def start(peers):
-        ids = IDS if peers.rank else IDS[::-1]
-        try:
-            return ProcessTrainer(linear(), visits(ids), OfPatients(4, 2, 4), peers=peers)
-        except ValueError as error:
-            return str(error)
-
-    assert all("disagree about plan or network" in said for said in in_threads(2, start))
-
-
 def test_a_checkpoint_belongs_to_its_units(tmp_path):
     path = tmp_path/"checkpoint"
     make = partial(trainer, a_plan(), seed=3)
@@ -528,15 +446,6 @@ def test_statement_and_record_name_the_unit():
     plain = Trainer(linear(), visits().replace(groups=None), a_plan(unit="example", n=14)).fit(1)
     assert "(the unit is one example)" in plain.statement() and "drawn" not in plain.statement()
     assert "unit" not in start_line({"preset": "mine"}, plain, 3, 0)["plan"]
-
-
-def test_evaluation_is_by_example():
-    labels = torch.ones(5).long()
-    run = trainer(a_plan(), visits().replace(test_x=torch.eye(5).double(), test_y=labels))
-    scored = []
-    run.metric = lambda output, y: scored.append(len(y)) or torch.zeros(len(y))
-    run.evaluate()
-    assert sum(scored) == 5
 
 
 # --- audits

@@ -32,7 +32,6 @@ from dp_course.training import (
     sigma_table,
     snr,
     snr_ceiling,
-    sweep,
 )
 
 BUDGET = dict(eps=3., delta=1e-5)
@@ -243,13 +242,6 @@ def test_agrees_with_dp_accounting(eta):
         assert theirs*.994 < ours < theirs*(1+1e-6)
 
 
-@pytest.mark.parametrize("eta", [-.5, 0., 1., 2.])
-def test_pure_dp_costs_two_plus_eta(eta):
-    "Liu & Talwar 2019: a geometric number of eps-DP tries is 3 eps; Papernot & Steinke 2022."
-    run = SimpleNamespace(orders=np.array([1.5, 10., 1e9]), rdp=lambda: np.full(3, .7))
-    assert RandomStopping(20., eta).rdp(run)[-1] == pytest.approx((2+eta)*.7, abs=1e-6)
-
-
 def pgf(tries, x):
     "E x^K in closed form."
     if tries.eta == math.inf:
@@ -353,24 +345,3 @@ def test_search_epsilon_is_monotone_and_free_or_infinite_at_its_ends():
     assert costs == sorted(costs)
     for other in (dict(sigma=1.4), dict(steps=800), dict(q=.05), dict(delta=1e-7)):
         assert cost(**other) > cost()
-
-
-# --- the record that the notebook quotes
-
-def test_record_tells_the_truth():
-    rows = sweep("scaling")
-    names = "part split model n batch_size steps planned lr noise seed".split()
-    keys = {tuple(row.get(name) for name in names) for row in rows}
-    assert len(keys) == len(rows), "a run is recorded twice"
-    plans = {}
-    for row in rows:
-        assert 0 < row["accuracy"] < 1
-        if row["part"] == "signal":  # measured at other batch sizes than the run's
-            continue
-        assert row["q"] == row["batch_size"]/row["n"]
-        if row["noise"]:
-            assert row["eps"] <= row["target_eps"]
-            plan = row["q"], row["sigma"], row["planned"], row["delta"]
-            plans[plan] = row["target_eps"]
-    for (q, sigma, steps, delta), eps in list(plans.items())[::6]:
-        assert eps*.998 <= epsilon(q=q, sigma=sigma, steps=steps, delta=delta) <= eps

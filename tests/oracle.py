@@ -8,10 +8,11 @@ from dp_course import gradients
 from dp_course.data import Views, call_model, count, flatten_views, losses_of, take, tree_map
 from dp_course.gradients import FlatClip
 
-NAMES = ["hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum", "bookkeeping_grad_sum",
-         "fast_grad_sum"]
+NAMES = ["loop_grad_sum", "hook_grad_sum", "vmap_grad_sum", "ghost_grad_sum",
+         "bookkeeping_grad_sum", "fast_grad_sum"]
 ENGINES = {name: getattr(gradients, name) for name in NAMES}
 every = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+every_but_the_loop = pytest.mark.parametrize("engine", [*ENGINES.values()][1:], ids=NAMES[1:])
 
 
 class PerLayer:
