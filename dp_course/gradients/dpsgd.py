@@ -28,9 +28,9 @@ def trainable(
 
 def _gradient(model, loss_fn, copied, rows, labels):
     "The gradient of the mean loss of an example's views, each of which goes through alone."
+    params = [copied(p) for p in trainable(model).values()]  # first: inside torch.func none is made
     views = [take((rows, labels), slice(i, i + 1)) for i in range(count(rows))]
     losses = [losses_of(loss_fn, call_model(model, x), y, 1) for x, y in views]
-    params = [copied(p) for p in trainable(model).values()]
     return torch.autograd.grad(torch.cat(losses).mean(), params, materialize_grads=True)
 
 
@@ -114,6 +114,8 @@ def loop_grad_sum(
     check_kind("is no clip: pass one, such as FlatClip(1.)", Callable, clip=clip)
     params = trainable(model)
     total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
+    if not params:
+        return {}, torch.zeros(0, count(x))
     first = next(iter(params.values()))
     norms = [torch.zeros(len(total), 0, device=first.device, dtype=torch.float64)]
     for i in range(count(x)):

@@ -503,7 +503,8 @@ class _Numbers(TorchDispatchMode):
         copy = t.detach().clone()
         if not t.numel():  # its storage may hold numbers all the same, as while torch.load reads
             copy.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
-        copy.requires_grad_(t.requires_grad)
+        if t.requires_grad:
+            copy.requires_grad_()
         self.made.add(copy)
         self.copies[id(t)] = t, copy
         return copy

@@ -405,8 +405,6 @@ def inputs(shape, b=4, k=None):
 @every
 @pytest.mark.parametrize("name", CASES)
 def test_every_network_of_the_table(engine, name):
-    if (engine.__name__, name) == ("loop_grad_sum", "torch.func inside"):
-        pytest.skip("there is no way through the loop")
     model, shape = CASES[name]()
     model = model.double()
     x, y = inputs(shape)
