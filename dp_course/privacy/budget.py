@@ -388,7 +388,8 @@ class Budget:
 
     def state_dict(self):
         "Give the posts as plain lists, for a checkpoint."
-        return {"posts": [[*entry, steps] for entry, steps in self._counts.items()]}
+        posts = [[*entry, steps] for entry, steps in self._counts.items()]
+        return {"posts": posts} | ({"closed": True} if self.closed else {})
 
     def load_state_dict(self, state):  # self
         "Join saved posts to those here: of every kind the larger number."
@@ -399,6 +400,7 @@ class Budget:
             require(q=q, sigma=sigma, steps=steps)
             entry = str(what), float(q), float(sigma)
             self._counts[entry] = max(self._counts.get(entry, 0), int(steps))
+        self._closed = self.closed or state.get("closed", False)
         return self
 
 # %% ../../nbs/workshop/privacy/budget.ipynb #03eb34de

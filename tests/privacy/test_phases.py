@@ -91,6 +91,14 @@ def test_a_plan_counts_the_steps_that_another_trainer_took(tmp_path):
     assert a_plan(eps=3., after=first.budget).earlier[0][-1] == 2
 
 
+def test_a_closed_budget_stays_closed_when_it_is_loaded():
+    budget = Budget(eps=3., delta=1e-5).post("my loop", sigma=4., q=.1, steps=10)
+    assert budget.state_dict().keys() == {"posts"}
+    again = Budget(eps=3., delta=1e-5).load_state_dict(budget.close().state_dict())
+    with pytest.raises(ValueError, match="a later plan"):
+        again.post("my loop", sigma=4., q=.1)
+
+
 def test_three_phases_keep_their_numbers():
     first = run(a_plan()).fit()
     second = run(a_plan(eps=3., after=first.budget)).fit()
