@@ -261,7 +261,7 @@ REFUSED = {
     "y is a Items: pass a tensor or an array": lambda: Examples(X, Items()),
     "x holds a datetime: pass tensors": lambda: Examples([datetime.now()], Y[:1]),
     "y holds a datetime: pass tensors": lambda: Examples(X[:1], [datetime.now()]),
-    "x holds a str": lambda: Examples("file.npy", Y),
+    "is a path: read it first": lambda: Examples("file.npy", Y),
     "x holds an array of <U1: pass numbers": lambda: Examples(np.array(["a"]*N), Y),
     "x holds a single number": lambda: Examples(torch.tensor(3.), Y),
     "x is uint8, test_x is float32": lambda: Examples(X.to(torch.uint8), Y, X, Y),
