@@ -31,10 +31,10 @@ def _gaps(trees):  # (b,) bool
 
 
 def _ratio(columns):  # (b,c)
-    "How many times larger the largest column is than the smallest one that is not zero."
+    "How many times larger the largest column is than the smallest one that is more than rounding."
     sizes = columns.nan_to_num(0., 0., 0.).abs().amax(0)
-    sizes = sizes[sizes > 0]
-    return (sizes.max()/sizes.min()).item() if len(sizes) > 1 else 1.
+    used = sizes[sizes > 1e-20*sizes.max()] if len(sizes) else sizes
+    return (used.max()/used.min()).item() if len(used) > 1 else 1.
 
 
 def warn_of_rows(
