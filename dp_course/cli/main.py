@@ -82,11 +82,20 @@ def _spelled_out(words):
         yield f"{options[name]}={text}"
 
 # %% ../../nbs/workshop/cli/main.ipynb #f2db0b1d
+def _opened(path):
+    "Open a release, with a word where its features may take minutes."
+    found = open_release(path)
+    if found.about["features"]:
+        print(f"images become {found.about['features']} first: some features take minutes",
+              file=sys.stderr)
+    return found
+
+
 def evaluate(
     args,  # file, data, shifts, mirror
 ):         # str
     "Test a release again."
-    found = open_release(args.file)
+    found = _opened(args.file)
     scores = found.scores(args.data, args.shifts, args.mirror)
     tested, lead = "test accuracy", ""
     if "mean_dice" in scores:
@@ -100,7 +109,7 @@ def predict(
     args,  # file, images
 ):         # str
     "Say what a release sees in images."
-    found = open_release(args.file)
+    found = _opened(args.file)
     lines = []
     for path in args.images:
         named, resized = found.predict(path)
