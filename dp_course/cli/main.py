@@ -141,7 +141,8 @@ _PRESET = "preset", dict(
 _SET = "--set", dict(metavar="FIELD=VALUE", help="the same as --field VALUE; may be repeated")
 _SEEDS = "--seeds", dict(
     type=int, metavar="N", default=1, help="N runs, one after the other; their mean and spread")
-_FILE = "file", dict(metavar="FILE", help="*.release.pt that dp-train wrote")
+_FILE = "file", dict(metavar="FILE", help="*.release.pt that dp-train wrote, or the name of a "
+                     "network that came with the course, such as resnet20-synthetic-4m-eps3")
 _RECORDS = "records", dict(
     metavar="RECORD", nargs="+", help="*.jsonl that dp-train wrote, or a name in runs/")
 _RUN = [_PRESET, *options_of(Job), _SEEDS, *options_of(Config), _SET]

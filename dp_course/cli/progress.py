@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +41,9 @@ class Interrupt:
         "Raise the flag, and say what happens next."
         self.asked = True
         self.restore()
-        os.write(2, b"\nstopping after this step, with a last test and a checkpoint; "
-                    b"once more stops at once\n")  # print may be at work when the signal comes
+        with suppress(OSError):  # nobody reads it any more; print may be at work just now
+            os.write(2, b"\nstopping after this step, with a last test and a checkpoint; "
+                        b"once more stops at once\n")
 
     def __call__(self):
         return self.asked

@@ -23,8 +23,8 @@ def _filled_up(tree, gap):
 
 def innermost(engine):
     "The engine that the engines of this room were put around."
-    while hasattr(engine, "around"):
-        engine = engine.around
+    while getattr(engine, "around", (None,))[0] is engine:  # `functools.wraps` copies attributes
+        _, engine = engine.around
     return engine
 
 
@@ -47,7 +47,7 @@ def fixed_shape(
         sums, norms = engine(model, loss_fn, x, y, real)
         return sums, norms[:, :b]
 
-    filled.around = engine
+    filled.around = filled, engine
     return filled
 
 # %% ../../nbs/workshop/gradients/precision.ipynb #eb1b5e8f
@@ -62,7 +62,7 @@ def bf16_engine(
         return sums, norms.float()
 
     cast.__name__ = getattr(engine, "__name__", type(engine).__name__) + " in bfloat16"
-    cast.around = engine
+    cast.around = cast, engine
     return cast
 
 # %% ../../nbs/workshop/gradients/precision.ipynb #334876f4

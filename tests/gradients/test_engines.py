@@ -401,6 +401,13 @@ def inputs(shape, b=4, k=None):
     return Views(x) if k else x, torch.randint(3, (b,))
 
 
+@every
+def test_a_network_that_learns_nothing_has_an_empty_sum(engine):
+    net = nn.Linear(5, 3).requires_grad_(False)
+    sums, norms = engine(net, loss, torch.randn(4, 5), torch.tensor([0, 1, 2, 0]), FlatClip(1.))
+    assert sums == {} and norms.shape == (0, 4)
+
+
 @pytest.mark.filterwarnings("ignore")
 @every
 @pytest.mark.parametrize("name", CASES)

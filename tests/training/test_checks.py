@@ -2,6 +2,7 @@
 import copy
 import math
 import pickle
+from functools import wraps
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -256,8 +257,14 @@ def test_an_engine_of_ones_own_is_compared_and_named():
 
 def test_our_engines_in_another_precision_or_shape_are_ours():
     "bfloat16 is further off the loop than the comparison with an engine of one's own allows."
-    run = trainer(nn.Linear(5, 10), engine=fixed_shape(bf16_engine(fast_grad_sum), 4))
-    assert "author's word" not in run.statement()
+    ours = fixed_shape(bf16_engine(fast_grad_sum), 4)
+
+    @wraps(ours)
+    def mine(*parts):
+        return fast_grad_sum(*parts)
+
+    assert "author's word" not in trainer(engine=ours).statement()
+    assert "author's word" in trainer(engine=mine).statement()
 
 
 def test_a_metric_that_does_not_fit_is_refused():
