@@ -25,6 +25,7 @@ nb_merge_streams = True
 nb_render_markdown_format = "myst"  # CommonMark knows no tables: a cell's table would be pipes
 myst_enable_extensions = ["attrs_block", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
+smartquotes_action = "qe"  # no dashes: a command's --seed stays as it is
 suppress_warnings = ["myst.header"]  # exercises are headings of the third level wherever they stand
 myst_links_external_new_tab = False
 python_maximum_signature_line_length = 72
