@@ -33,7 +33,7 @@ def _gaps(trees):  # (b,) bool
 def _ratio(columns):  # (b,c)
     "How many times larger the largest column is than the smallest one that is more than rounding."
     sizes = columns.nan_to_num(0., 0., 0.).abs().amax(0)
-    used = sizes[sizes > 1e-20*sizes.max()] if len(sizes) else sizes
+    used = sizes[sizes > 1e-12*sizes.max()] if len(sizes) else sizes
     return (used.max()/used.min()).item() if len(used) > 1 else 1.
 
 
