@@ -89,8 +89,8 @@ def _snr(B, T, sigma):
 
 
 check_run_snr = Exercise(
-    "check_run_snr", "`run_snr(batch_size, steps, sigma)`: signal to noise of a whole run, "
-    "sqrt(T) B / sigma.",
+    "check_run_snr", "`run_snr(batch_size, steps, sigma)`: signal to noise of a whole run, whose "
+    "steps have a signal of 1 and a noise of sigma/B.",
     truth=_snr,
     properties={
         "batch 256, 100 steps, sigma 2": [(256, 100, 2.), (512, 100, 2.)],
@@ -110,8 +110,8 @@ check_run_snr = Exercise(
         "sigma as it is, not squared": lambda B, T, s: math.sqrt(T)*B/s**2,
         "that is the square of S": lambda B, T, s: T*B*B/s**2},
     hints=(
-        "The formula is written above the task.",
-        "The root of T, times B, divided by sigma.",
+        "What do T equal signals add up to, and T independent noises?",
+        "The signal adds up to T, and the noise to sqrt(T) sigma/B: divide.",
         "`return math.sqrt(steps)*batch_size/sigma`"))
 
 # %% ../../nbs/exercises/scaling.ipynb #69f90fbe
