@@ -24,10 +24,11 @@ WORDS = {  # what a question ended in -> what the table says of it
     "SyntaxError": "syntax error",
     "IndentationError": "syntax error",
     "TabError": "syntax error",
-    "NameError": "the function is not defined",
+    "NameError": "a name is not defined",
     "NoPoints": "no answer that can be judged",
     "NotRun": "did not run"}
-FORGED = re.compile(r"(?:forged|re-seeded|the seed '[^']*' was given)[^;\n`]*")
+FORGED = re.compile(r"(?:forged|re-seeded|the seed '[^']*' was given|"
+                    r"[\w.]+, line \d+, is damaged, or was edited)[^;\n`]*")
 STRANGE = {"checks", "gc", "ctypes", "inspect", "__main__", "grade_student", "sys._getframe"}
 BORROWED = {"a3": {"dp_course.training", "dp_course.gradients", "opacus"}}
 

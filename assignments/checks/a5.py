@@ -113,7 +113,10 @@ def check_honest_total(your_function, seed=None):
 
 def judged(folder):
     "(why a submission is refused, empty if it stands; its accuracy; its tiers)."
-    refused = [f"{text}: {why}" for text, why in leaderboard.findings(folder) if why]
+    whys = {text: why for text, why in leaderboard.findings(folder) if why}
+    refused = [f"{text}: {why}" for text, why in whys.items()]
+    if len(set(whys.values())) == 1:  # what cannot be read fails every check for one reason
+        refused = set(whys.values())
     if refused:
         return "; ".join(refused), 0., leaderboard.DATA["digits"]
     return "", leaderboard.standing(folder), leaderboard.DATA[leaderboard.data_of(folder)]

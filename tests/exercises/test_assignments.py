@@ -291,6 +291,7 @@ def test_an_edited_record_is_refused(changed):
     text = (changed/"record.jsonl").read_text()
     (changed/"record.jsonl").write_text(text.replace('"lr": 0.4', '"lr": 0.5', 1))
     assert "its checksum is another" in refusals(changed)
+    assert a5.judged(changed)[0].count("checksum") == 1
 
 
 def test_a_forged_accuracy_is_refused_with_the_numbers(changed):
@@ -643,7 +644,7 @@ def test_harm_is_stopped_and_the_rest_is_graded(graded):
     for who in ("crashes", "leaves", "leaves_inside"):
         assert "signal" in notes[who] or "ended itself" in notes[who]
     assert notes["blank"] == "not attempted: 1, 2, 3, 4"
-    assert "the function is not defined: 1" in notes["other_name"]
+    assert "a name is not defined: 1" in notes["other_name"]
     assert got["other_name", "a1"] == 12
     assert "syntax error: 1" in notes["mistyped"] and got["mistyped", "a1"] == 12
     assert "endless loop, and stopped: 1" in notes["loops_inside"]
@@ -803,13 +804,17 @@ def test_what_ends_before_her_code_is_no_zero(tmp_path, monkeypatch, source, beg
     assert found["begun"] == begun and found["why"]
 
 
-def test_what_looks_like_cheating_is_said():
+@pytest.mark.parametrize("why", [
+    "forged: sigma is 4 in the record, 2 in the ledger",
+    "record.jsonl, line 2, is damaged, or was edited: its checksum is another"])
+def test_forgery_is_said(why):
     told = {"nbgrader": {"grade_id": "a5-3", "grade": True, "locked": True}}
-    said = nbformat.v4.new_output("display_data", {
-        "text/plain": "✗ verified\n  story: forged: sigma is 4 in the record, 2 in the ledger; x"})
+    said = nbformat.v4.new_output("display_data", {"text/plain": f"✗ verified\n  {why}; x"})
     refused = nbformat.v4.new_code_cell("findings()", metadata=told, outputs=[said])
-    assert grade_table.endings([refused], ["a5-3"])["a5-3"] == (
-        "suspected forgery (forged: sigma is 4 in the record, 2 in the ledger)")
+    assert grade_table.endings([refused], ["a5-3"])["a5-3"] == f"suspected forgery ({why})"
+
+
+def test_what_looks_like_cheating_is_said():
     sources = ["import gc, torch", "x = open('/proc/1/mem')", "from checks import a1",
                "__import__('ctypes')", "import math", "def f(:"]
     books = [nbformat.v4.new_code_cell(source) for source in sources]
