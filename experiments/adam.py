@@ -18,7 +18,7 @@ from dp_course.data import load
 from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import EMA, DPAdam, Trainer
-from experiments.harness import chosen, lines_of, means, neighbours
+from experiments.harness import cells_by_rate, lines_of
 
 NAME = "adam"
 EPS, DELTA, CLIP, BATCH, STEPS, HELD = 1., 1e-5, 1., 256, 60, 287
@@ -72,15 +72,7 @@ def key(row):
 
 
 def cells_of(recorded, rung):
-    "What a rung asks for: a rate is final when it has a worse neighbour on either side."
-    rows = chosen(recorded, stage="tune", rung=rung)
-    found = means(rows, "lr", seeds=len(TUNING_SEEDS))
-    best, around = neighbours(found, RUNGS[rung]["first"])
-    cells = [dict(stage="tune", rung=rung, lr=lr, seed=seed)
-             for lr in sorted(set(found) | around) for seed in TUNING_SEEDS]
-    if around <= set(found):
-        cells += [dict(stage="final", rung=rung, lr=best, seed=seed) for seed in SEEDS]
-    return cells
+    return cells_by_rate(recorded, RUNGS[rung]["first"], TUNING_SEEDS, SEEDS, rung=rung)
 
 
 PARTS = {"all": lambda recorded: [cell for rung in RUNGS for cell in cells_of(recorded, rung)]}

@@ -80,13 +80,29 @@ def best_value(rows, name, wanted, by="accuracy"):
     return max(wanted, key=tried.get) if set(wanted) <= set(tried) else None
 
 
-def neighbours(
-    tried,  # rate -> accuracy, see `means`
-    first,  # rate to begin with
-):          # the best rate, and those that are to be tried before it is final
-    "The best rate so far with its half and its double."
-    best = max(tried, key=tried.get, default=first)
-    return best, {best/2, best, 2*best}
+def cells_by_rate(
+    recorded,
+    first,             # rate to begin with
+    tuning,            # seeds with which a rate is tried
+    seeds,             # of the final runs
+    by=("accuracy",),  # what may choose: the best rate of each is run
+    **same,            # what the cells have in common
+):
+    "What to run: a rate is final when it has a worse neighbour on either side."
+    rows = chosen(recorded, stage="tune", **same)
+    tried, around, best = set(), set(), set()
+    for name in by:
+        found = means(rows, "lr", name, seeds=len(tuning))
+        lr = max(found, key=found.get, default=first)
+        tried |= set(found)
+        around |= {lr/2, lr, 2*lr}
+        best.add(lr)
+    cells = [dict(stage="tune", **same, lr=lr, seed=seed)
+             for lr in sorted(tried | around) for seed in tuning]
+    if around <= tried:
+        cells += [dict(stage="final", **same, lr=lr, seed=seed)
+                  for lr in sorted(best) for seed in seeds]
+    return cells
 
 
 def first_images(

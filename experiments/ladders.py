@@ -24,12 +24,10 @@ from dp_course.privacy import PrivacyPlan
 from dp_course.training import EMA, Trainer
 from experiments.harness import (
     accuracy,
-    chosen,
+    cells_by_rate,
     first_images,
     lines_of,
     lines_without_privacy,
-    means,
-    neighbours,
     train_without_privacy,
 )
 from experiments.tricks import small_net
@@ -139,22 +137,9 @@ def key(row):
 
 
 def cells_of(recorded, ladder, rung):
-    "What a rung asks for: a rate is final when it has a worse neighbour on either side."
-    same = dict(ladder=ladder, rung=rung)
-    rows = chosen(recorded, stage="tune", **same)
-    tried, rates, best = set(), set(), []
-    for by in ("accuracy", "ema") if rung == "+ views" else ("accuracy",):
-        found = means(rows, "lr", by, seeds=2)
-        lr, around = neighbours(found, FIRST.get(rung, 2.))
-        tried |= set(found)
-        rates |= around
-        best.append(lr)
-    cells = [dict(stage="tune", **same, lr=lr, seed=seed)
-             for lr in sorted(tried | rates) for seed in TUNING_SEEDS]
-    if rates <= tried:
-        cells += [dict(stage="final", **same, lr=lr, seed=seed)
-                  for lr in sorted(set(best)) for seed in SEEDS]
-    return cells
+    by = ("accuracy", "ema") if rung == "+ views" else ("accuracy",)
+    return cells_by_rate(recorded, FIRST.get(rung, 2.), TUNING_SEEDS, SEEDS, by,
+                         ladder=ladder, rung=rung)
 
 
 def part(*rungs):

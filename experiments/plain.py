@@ -16,10 +16,8 @@ import torch
 from experiments import clipping, scaling
 from experiments.harness import (
     accuracy,
-    chosen,
+    cells_by_rate,
     lines_without_privacy,
-    means,
-    neighbours,
     parameters,
     train_without_privacy,
 )
@@ -57,14 +55,7 @@ def key(row):
 
 
 def cells_of(recorded, task):
-    "Rates until the best one has a worse neighbour on either side; then the final seeds."
-    tried = means(chosen(recorded, stage="tune", task=task), "lr", seeds=2)
-    best, around = neighbours(tried, .125)
-    found = [dict(stage="tune", task=task, lr=lr, seed=seed)
-             for lr in sorted(around | set(tried)) for seed in TUNING_SEEDS]
-    if around <= set(tried):
-        found += [dict(stage="final", task=task, lr=best, seed=seed) for seed in SEEDS]
-    return found
+    return cells_by_rate(recorded, .125, TUNING_SEEDS, SEEDS, task=task)
 
 
 PARTS = {"all": lambda recorded: [cell for task in TASKS for cell in cells_of(recorded, task)]}

@@ -21,7 +21,7 @@ from dp_course.data import load, multiplicity, views
 from dp_course.gradients import FlatClip, fast_grad_sum
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import EMA, Trainer
-from experiments.harness import accuracy, chosen, first_images, lines_of, means, neighbours
+from experiments.harness import accuracy, cells_by_rate, first_images, lines_of
 
 NAME = "shifted"
 EPS, DELTA, CLIP, N, HELD, SHIFT = 2., 1e-5, 1., 10_000, 5000, 2
@@ -104,14 +104,7 @@ def key(row):
 
 
 def cells_of(recorded, rung):
-    "What a rung asks for: a rate is final when it has a worse neighbour on either side."
-    found = means(chosen(recorded, stage="tune", rung=rung), "lr")
-    best, around = neighbours(found, FIRST)
-    cells = [dict(stage="tune", rung=rung, lr=lr, seed=TUNING_SEED)
-             for lr in sorted(set(found) | around)]
-    if around <= set(found):
-        cells += [dict(stage="final", rung=rung, lr=best, seed=seed) for seed in SEEDS]
-    return cells
+    return cells_by_rate(recorded, FIRST, (TUNING_SEED,), SEEDS, rung=rung)
 
 
 PARTS = {"all": lambda recorded: [cell for rung in RUNGS for cell in cells_of(recorded, rung)]}

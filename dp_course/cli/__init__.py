@@ -4,9 +4,9 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "comparisons": """
-        OPEN PUBLISHED REPORT Result SOURCES Summary Table alike compare find_record full_ladder
-        grouped images_of not_run_yet plot_ladder plot_record plot_records plot_traces read_all
-        result_of results_table row_name source_of summaries summarize verify""",
+        OPEN PUBLISHED REPORT Result Summary Table alike compare find_record full_ladder grouped
+        images_of not_run_yet plot_record plot_records read_all result_of results_table row_name
+        source_of summaries summarize verify""",
     "config": """
         ABOVE_0 AT_LEAST_0 AT_LEAST_1 BELOW_1 BUDGET CHANNELS Config DELTA Job NETWORKS
         NoPrivacy TRAINED check_rules check_types closest config_of eps_words first_line

@@ -2,7 +2,6 @@ from .comparisons import OPEN as OPEN
 from .comparisons import PUBLISHED as PUBLISHED
 from .comparisons import REPORT as REPORT
 from .comparisons import Result as Result
-from .comparisons import SOURCES as SOURCES
 from .comparisons import Summary as Summary
 from .comparisons import Table as Table
 from .comparisons import alike as alike
@@ -12,10 +11,8 @@ from .comparisons import full_ladder as full_ladder
 from .comparisons import grouped as grouped
 from .comparisons import images_of as images_of
 from .comparisons import not_run_yet as not_run_yet
-from .comparisons import plot_ladder as plot_ladder
 from .comparisons import plot_record as plot_record
 from .comparisons import plot_records as plot_records
-from .comparisons import plot_traces as plot_traces
 from .comparisons import read_all as read_all
 from .comparisons import result_of as result_of
 from .comparisons import results_table as results_table

@@ -21,7 +21,7 @@ from .config import (
 from ..data import tree_map
 from ..features import public_rows, release_mean
 from ..gradients import (
-    FlatClip, bf16_engine, fixed_shape, gains_from_bfloat16, has_bfloat16)
+    FlatClip, bf16_engine, fixed_shape, has_bfloat16, settled_precision)
 from ..training import (
     EMA, HeadFirst, Peers, ProcessTrainer, Record, Trainer, latest_checkpoint, new_record,
     read_record, start_line, stated)
@@ -83,9 +83,7 @@ def usable_precision(config:Config, device):
         lacks = "this processor" if config.engine == "fast" else f"the engine {config.engine!r}"
         raise ValueError(f"precision=bf16: {lacks} has no bfloat16; start a run with float32, or "
                          "with auto, which takes what is faster")
-    if config.precision == "auto":
-        return "bf16" if usable and gains_from_bfloat16(device) else "float32"
-    return config.precision
+    return settled_precision(config.precision, device) if usable else "float32"
 
 
 def make_engine(

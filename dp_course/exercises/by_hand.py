@@ -424,14 +424,6 @@ check_private_mean = Exercise(
         "grads*factors, 0.)` and norms of shape (b,1); a batch of nobody needs nothing more."))
 
 # %% ../../nbs/exercises/by_hand.ipynb #c1000001
-def _dp_sgd(w, gradient, batches, lr, C, sigma, batch_size, generator):
-    for batch in batches:
-        rows = [gradient(w, i) for i in batch]
-        grads = torch.stack(rows) if rows else torch.zeros(0, len(w), dtype=w.dtype)
-        w = w - lr*_private_mean(grads, C, sigma, batch_size, generator)
-    return w
-
-
 def _bowl(w, i):
     "The gradient of half the squared distance to a point that depends on i."
     return w - torch.arange(len(w), dtype=w.dtype).add(3*int(i)).cos()
@@ -490,25 +482,27 @@ def _together(w, gradient, batches, lr, C, sigma, batch_size, generator):
     return w
 
 
+def _with(**changed):
+    "The course's own; with something else in a place a slip."
+    def steps(w, gradient, batches, lr, C, sigma, batch_size, generator):
+        start = w
+        for batch in batches:
+            at = start if "at" in changed else w
+            rows = [gradient(at, i) for i in batch]
+            grads = torch.stack(rows) if rows else torch.zeros(0, len(w), dtype=w.dtype)
+            size = max(1, len(batch)) if "size" in changed else batch_size
+            move = _private_mean(grads, C, sigma, size, generator)
+            w = w - changed.get("sign", 1)*changed.get("lr", lr)*move
+        return w
+    return steps
+
+
+_dp_sgd = _with()
+
+
 def _counted(w, gradient, batches, *settings):
     "A slip: places in the batch are taken for its examples."
     return _dp_sgd(w, gradient, [range(len(batch)) for batch in batches], *settings)
-
-
-def _with(**changed):
-    "A slip: the steps with something else in a place."
-    def wrong(w, gradient, batches, lr, C, sigma, batch_size, generator):
-        start = w
-        for batch in batches:
-            if len(batch) or changed.get("empty", True):
-                at = start if "at" in changed else w
-                rows = [gradient(at, i) for i in batch]
-                grads = torch.stack(rows) if rows else torch.zeros(0, len(w), dtype=w.dtype)
-                size = max(1, len(batch)) if "size" in changed else batch_size
-                move = _private_mean(grads, changed.get("C", C), sigma, size, generator)
-                w = w - changed.get("sign", 1)*changed.get("lr", lr)*move
-        return w
-    return wrong
 
 
 check_dp_sgd = Exercise(

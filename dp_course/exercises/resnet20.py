@@ -57,7 +57,7 @@ def _flat(model):
 
 def _loop(run, steps, normal=True, divisor=None, bound=None, once=False, add=False, one=False,
           coins="coins", noise="noise"):
-    "Private steps, or with a mistake in them."
+    "The course's own, or with a mistake in it."
     plan, idx = run.plan, None
     for _ in range(1 if one else steps):
         if idx is None or not once:
@@ -69,20 +69,8 @@ def _loop(run, steps, normal=True, divisor=None, bound=None, once=False, add=Fal
         size = divisor(len(idx)) if divisor else plan.batch_size
         mean = noisy_mean(total, run.clip.std(plan.sigma), size, getattr(run, noise))
         for name, p in run.model.named_parameters():
-            p.grad = mean[name] + p.grad if add and p.grad is not None else mean[name]
-        run.optimizer.step()
-    return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)
-
-
-def _private_loop(run, steps):
-    "The course's own."
-    plan = run.plan
-    for _ in range(steps):
-        rows, labels = run.data.rows(poisson_indices(plan.n, plan.q, run.coins))
-        total, _ = run.engine(run.model, run.loss_fn, run.data.normalize(rows), labels, run.clip)
-        mean = noisy_mean(total, run.clip.std(plan.sigma), plan.batch_size, run.noise)
-        for name, p in run.model.named_parameters():
-            p.grad = mean[name].to(p.dtype)
+            grad = mean[name].to(p.dtype)
+            p.grad = grad + p.grad if add and p.grad is not None else grad
         run.optimizer.step()
     return epsilon(q=plan.q, sigma=plan.sigma, steps=steps, delta=plan.delta)
 
@@ -179,7 +167,7 @@ def _from_its_generator(trial):
 check_private_loop = Exercise(
     "check_private_loop", "`private_loop(run, steps)`: some private steps; it returns the eps "
     "that they have spent.",
-    truth=_private_loop,
+    truth=_loop,
     properties={
         "four steps without noise": _four_steps,
         "eps of the steps that were taken": _spent,

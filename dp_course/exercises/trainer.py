@@ -54,7 +54,7 @@ def _batch(trial, rows):
 
 
 def _step(run, x, y, bound=None, divisor=None, over=False, add=False):
-    "The private step, or with a mistake in it."
+    "The course's own, or with a mistake in it."
     total, _ = loop_grad_sum(run.model, run.loss_fn, x, y, FlatClip(bound or run.clip.max_norm))
     noise = run.charge(total)
     std = run.clip.std(run.sigma)
@@ -64,18 +64,8 @@ def _step(run, x, y, bound=None, divisor=None, over=False, add=False):
         factor = min(1., run.clip.max_norm/length)
         mean = {name: factor*v for name, v in mean.items()}
     for name, p in run.model.named_parameters():
-        p.grad = mean[name] + p.grad if add and p.grad is not None else mean[name]
-    run.optimizer.step()
-    return mean
-
-
-def _private_step(run, x, y):
-    "The course's own."
-    total, _ = loop_grad_sum(run.model, run.loss_fn, x, y, run.clip)
-    noise = run.charge(total)
-    mean = noisy_mean(total, run.clip.std(run.sigma), run.batch_size, noise)
-    for name, p in run.model.named_parameters():
-        p.grad = mean[name].to(p.dtype)
+        grad = mean[name].to(p.dtype)
+        p.grad = grad + p.grad if add and p.grad is not None else grad
     run.optimizer.step()
     return mean
 
@@ -208,7 +198,7 @@ def _from_the_charge(trial):
 check_private_step = Exercise(
     "check_private_step", "`private_step(run, x, y)`: one step of DP-SGD on the rows of a batch; "
     "it returns the noised mean, a dict.",
-    truth=_private_step,
+    truth=_step,
     properties={
         "two steps without noise": _two_steps,
         "`charge` gets the clipped sum, once, before anything moves": _charged,

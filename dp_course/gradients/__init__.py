@@ -26,8 +26,8 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         PRECISIONS bf16_engine bf16_product_ratio fixed_shape gains_from_bfloat16 has_bfloat16
         innermost settled_precision""",
     "tape": """
-        Call Substitutes Tape clip_factors clipped eager empty_sum fast_grad_sum
-        forward_backward kept_or_ghost one_pass vmap_grad_sum without_autocast""",
+        Substitutes Tape clip_factors clipped eager empty_sum fast_grad_sum forward_backward
+        kept_or_ghost one_pass vmap_grad_sum without_autocast""",
     "thresholds": """
         ScheduledClip check_groups decay equal_split falling_noise layer_groups""",
     "units": """

@@ -74,7 +74,6 @@ from .precision import gains_from_bfloat16 as gains_from_bfloat16
 from .precision import has_bfloat16 as has_bfloat16
 from .precision import innermost as innermost
 from .precision import settled_precision as settled_precision
-from .tape import Call as Call
 from .tape import Substitutes as Substitutes
 from .tape import Tape as Tape
 from .tape import clip_factors as clip_factors

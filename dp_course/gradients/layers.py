@@ -350,28 +350,28 @@ def _learns(p):
     return p is not None and p.requires_grad
 
 
-def _by_example(v, call):  # (rows,...,c) -> (b,c) or (b,t,c)
+def _by_example(v, tape):  # (rows,...,c) -> (b,c) or (b,t,c)
     "Make positions of an example out of its views, and of all that it sends through a layer."
-    if call.views == 1:
-        return v if v.dim() == 2 else v.reshape(call.b, -1, v.shape[-1])
-    split = v.reshape(call.views, call.b, -1, v.shape[-1])
+    if tape.views == 1:
+        return v if v.dim() == 2 else v.reshape(tape.b, -1, v.shape[-1])
+    split = v.reshape(tape.views, tape.b, -1, v.shape[-1])
     return split.transpose(0, 1).flatten(1, 2)
 
 
-def _product_back(x, g, y, call, weight, bias):
+def _product_back(x, g, y, tape, weight, bias):
     "Note the gradients of a product with a weight."
-    rows = product_weight(_by_example(x, call), _by_example(g, call))
+    rows = product_weight(_by_example(x, tape), _by_example(g, tape))
     if _learns(weight):
-        call.add_weight(weight, rows)
+        tape.add_weight(weight, rows)
     if _learns(bias):
-        call.add(bias, rows.bias())
+        tape.add(bias, rows.bias())
 
 
-def _linear(call, x, weight, bias=None):
+def _linear(tape, x, weight, bias=None):
     x = _autocast(x)
     flat = F.linear(x.flatten(0, -2), _constant(weight, x.dtype), _constant(bias, x.dtype))
     y = as_made(flat, (*x.shape[:-1], len(weight)))
-    return Tap.apply(call.anchor, y, x, partial(_product_back, call=call, weight=weight, bias=bias))
+    return Tap.apply(tape.anchor, y, x, partial(_product_back, tape=tape, weight=weight, bias=bias))
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #c6104ffc
 def gram_norms(
@@ -910,25 +910,25 @@ def _output_helps(conv, x, y, b):
     return x.dtype.itemsize >= 4 and ConvWeight(conv, x, y, b, ())._small_and_deep()
 
 
-def _note_bias(call, bias, g, n):  # g ((n rows),c,...)
+def _note_bias(tape, bias, g, n):  # g ((n rows),c,...)
     if _learns(bias):
-        positions = g.reshape(n*call.views, call.b, g.shape[1], -1)
-        call.add(bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
+        positions = g.reshape(n*tape.views, tape.b, g.shape[1], -1)
+        tape.add(bias, KeptGradients(positions.sum((0, 3), dtype=at_least_float32(g.dtype))))
 
 
-def _conv_back(x, g, y, call, conv, bias, padding, filters, axes):
+def _conv_back(x, g, y, tape, conv, bias, padding, filters, axes):
     g, n = folded(g, 1 + axes)
-    _note_bias(call, bias, g, n)
+    _note_bias(tape, bias, g, n)
     if _learns(conv.weight):
-        weight = ConvWeight(conv, x, g, call.b, padding)
+        weight = ConvWeight(conv, x, g, tape.b, padding)
         if filters is not None:
             y = None if y is None else folded(y, 1 + axes)[0]
             weight = StandardizedWeight(weight, filters, y)
-        call.add_weight(conv.weight, weight)
+        tape.add_weight(conv.weight, weight)
 
 
 def convolution_rule(
-    call,          # `Call` of a layer
+    tape,          # `Tape`: how many examples there are, and where to write
     x,             # (rows,n,i,...)
     weight,        # (o,i/groups,...)
     bias=None,     # (o)
@@ -948,10 +948,10 @@ def convolution_rule(
     y = torch.convolution(flat, used, shift, conv.stride, padding, conv.dilation, False,
                           [0]*axes, groups)
     keep_y = (filters is not None and bias is None  # a bias may drown y
-              and _output_helps(conv, flat, y, call.b))
-    back = partial(_conv_back, call=call, conv=conv, bias=bias, padding=padding, filters=filters,
+              and _output_helps(conv, flat, y, tape.b))
+    back = partial(_conv_back, tape=tape, conv=conv, bias=bias, padding=padding, filters=filters,
                    axes=axes)
-    return Tap.apply(call.anchor, unfolded(y, x.shape), flat, back, keep_y)
+    return Tap.apply(tape.anchor, unfolded(y, x.shape), flat, back, keep_y)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1e6d4d50
 _GRID = 2**16 - 1  # CUDA's kernel takes no more groups at once, those of all examples together
@@ -974,28 +974,28 @@ def _group_norm_back(weight, groups, wanted, g, x, mean, rstd):  # x and g (k,b,
 class FoldedGroupNorm(torch.autograd.Function):
     "GroupNorm whose way back folds examples into channels: affine gradients per example."
     @staticmethod
-    def forward(ctx, anchor, x, call, groups, weight, bias, eps):  # x (rows,n,c,...)
+    def forward(ctx, anchor, x, tape, groups, weight, bias, eps):  # x (rows,n,c,...)
         rows, n = folded(x, x.dim() - 2)
         rows = rows.contiguous()
         area = rows.shape[2:].numel()
         y, mean, rstd = torch.native_group_norm(
             rows, weight, bias, *rows.shape[:2], area, groups, eps)
         ctx.save_for_backward(rows, mean, rstd)
-        ctx.call, ctx.affine, ctx.groups, ctx.shape = call, (weight, bias), groups, x.shape
+        ctx.tape, ctx.affine, ctx.groups, ctx.shape = tape, (weight, bias), groups, x.shape
         return unfolded(y, x.shape)
 
     @staticmethod
     def backward(ctx, g):
-        call, (weight, bias), groups = ctx.call, ctx.affine, ctx.groups
+        tape, (weight, bias), groups = ctx.tape, ctx.affine, ctx.groups
         wanted = [ctx.needs_input_grad[1], _learns(weight), _learns(bias)]
         g, _ = folded(g, g.dim() - 2)
-        at_once = max(1, _GRID//groups) if g.is_cuda else call.b
-        pieces = [v.unflatten(0, (-1, call.b)).split(at_once, 1) for v in (g, *ctx.saved_tensors)]
+        at_once = max(1, _GRID//groups) if g.is_cuda else tape.b
+        pieces = [v.unflatten(0, (-1, tape.b)).split(at_once, 1) for v in (g, *ctx.saved_tensors)]
         backs = [_group_norm_back(weight, groups, wanted, *piece) for piece in zip(*pieces)]
         dx, *affine = zip(*backs)
         for p, gradients in zip((weight, bias), affine):
             if _learns(p):
-                call.add(p, KeptGradients(_joined(gradients).view(call.b, -1)))
+                tape.add(p, KeptGradients(_joined(gradients).view(tape.b, -1)))
         dx = unfolded(_joined(dx, 1).flatten(0, 1), ctx.shape) if wanted[0] else None
         return None, dx, *[None]*5
 
@@ -1006,43 +1006,43 @@ def _float32_on_cuda(x):
     return x.to(at_least_float32(x.dtype)) if cast else x
 
 
-def _group_norm(call, x, num_groups, weight=None, bias=None, eps=1e-5):
+def _group_norm(tape, x, num_groups, weight=None, bias=None, eps=1e-5):
     x = _float32_on_cuda(x)
-    return FoldedGroupNorm.apply(call.anchor, x, call, num_groups, weight, bias, eps)
+    return FoldedGroupNorm.apply(tape.anchor, x, tape, num_groups, weight, bias, eps)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #35d6ce57
-def _normed_back(x, g, y, call, shape, normed, weight, bias):
+def _normed_back(x, g, y, tape, shape, normed, weight, bias):
     wide = at_least_float32(x.dtype)
     x, g = x.to(wide), g.to(wide)
 
     def per_example(rows):
-        return KeptGradients(rows.reshape(call.views, call.b, -1, *shape).sum((0, 2)))
+        return KeptGradients(rows.reshape(tape.views, tape.b, -1, *shape).sum((0, 2)))
 
     if _learns(weight):
-        call.add(weight, per_example(g*normed(x)))
+        tape.add(weight, per_example(g*normed(x)))
     if _learns(bias):
-        call.add(bias, per_example(g))
+        tape.add(bias, per_example(g))
 
 
 def _detached(p):
     return None if p is None else p.detach()
 
 
-def _layer_norm(call, x, normalized_shape, weight=None, bias=None, eps=1e-5):
+def _layer_norm(tape, x, normalized_shape, weight=None, bias=None, eps=1e-5):
     x = _float32_on_cuda(x)
     y = F.layer_norm(x, normalized_shape, _detached(weight), _detached(bias), eps)
     normed = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
-    back = partial(_normed_back, call=call, shape=normalized_shape, normed=normed, weight=weight,
+    back = partial(_normed_back, tape=tape, shape=normalized_shape, normed=normed, weight=weight,
                    bias=bias)
-    return Tap.apply(call.anchor, y, x, back)
+    return Tap.apply(tape.anchor, y, x, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #a51e0c02
-def _rms_norm(call, x, normalized_shape, weight=None, eps=None):
+def _rms_norm(tape, x, normalized_shape, weight=None, eps=None):
     x = _float32_on_cuda(x)
     normed = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
-    back = partial(_normed_back, call=call, shape=normalized_shape, normed=normed, weight=weight,
+    back = partial(_normed_back, tape=tape, shape=normalized_shape, normed=normed, weight=weight,
                    bias=None)
-    return Tap.apply(call.anchor, normed(x, weight=weight.detach()), x, back)
+    return Tap.apply(tape.anchor, normed(x, weight=weight.detach()), x, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #b90f9ecf
 def _rows_that_occur(
@@ -1066,28 +1066,28 @@ def _rows_that_occur(
     return GhostNorm(squared, weighted_sum)
 
 
-def _embedding_back(x, g, y, call, weight, padding_idx):
+def _embedding_back(x, g, y, tape, weight, padding_idx):
     words, d = weight.shape
     word = x.flatten()
     g = g.reshape(-1, d).to(at_least_float32(g.dtype))
     if padding_idx is not None:
         g = g.masked_fill((word == padding_idx)[:, None], 0)
-    example = torch.arange(call.b, device=x.device).repeat(call.views)
+    example = torch.arange(tape.b, device=x.device).repeat(tape.views)
     pair = example.repeat_interleave(x[0].numel())*words + word
-    if call.once(weight):
-        return call.add(weight, _rows_that_occur(pair, g, call.b, weight.shape))
-    gradients = g.new_zeros(call.b*words, d).index_add_(0, pair, g)
-    call.add(weight, KeptGradients(gradients.view(call.b, words, d)))
+    if tape.once(weight):
+        return tape.add(weight, _rows_that_occur(pair, g, tape.b, weight.shape))
+    gradients = g.new_zeros(tape.b*words, d).index_add_(0, pair, g)
+    tape.add(weight, KeptGradients(gradients.view(tape.b, words, d)))
 
 
-def _embedding(call, x, weight, padding_idx=None, max_norm=None, norm_type=2.,
+def _embedding(tape, x, weight, padding_idx=None, max_norm=None, norm_type=2.,
                scale_grad_by_freq=False, sparse=False):
     refuse_shared_table(max_norm, scale_grad_by_freq)
     if padding_idx is not None:
         padding_idx %= len(weight)
     y = F.embedding(x, weight.detach(), padding_idx)
-    back = partial(_embedding_back, call=call, weight=weight, padding_idx=padding_idx)
-    return Tap.apply(call.anchor, y, x, back)
+    back = partial(_embedding_back, tape=tape, weight=weight, padding_idx=padding_idx)
+    return Tap.apply(tape.anchor, y, x, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #df4c795e
 def _met(m, x, g):
@@ -1106,15 +1106,15 @@ class TransposedConvolution(Convolution):
     output_padding:tuple
 
 
-def _transposed_back(x, g, y, call, conv, bias):
+def _transposed_back(x, g, y, tape, conv, bias):
     g, n = folded(g, 3)
-    _note_bias(call, bias, g, n)
+    _note_bias(tape, bias, g, n)
     if _learns(conv.weight):
         g, padding = _met(conv, x, g)
-        call.add_weight(conv.weight, ConvWeight(conv, g, x, call.b, padding))
+        tape.add_weight(conv.weight, ConvWeight(conv, g, x, tape.b, padding))
 
 
-def _transposed(call, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1,
+def _transposed(tape, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1,
                 dilation=1):
     "Convolve backwards; on the way back input and output gradient change places."
     stride, padding, output_padding, dilation = (
@@ -1123,11 +1123,11 @@ def _transposed(call, x, weight, bias=None, stride=1, padding=0, output_padding=
     flat, _ = folded(_autocast(x), 3)
     y = F.conv_transpose2d(flat, _constant(weight, flat.dtype), _constant(bias, flat.dtype),
                            stride, padding, output_padding, groups, dilation)
-    back = partial(_transposed_back, call=call, conv=conv, bias=bias)
-    return Tap.apply(call.anchor, unfolded(y, x.shape), flat, back)
+    back = partial(_transposed_back, tape=tape, conv=conv, bias=bias)
+    return Tap.apply(tape.anchor, unfolded(y, x.shape), flat, back)
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #e40ab186
-RULES = {  # function of torch -> (call, input (rows,...), its other arguments) -> output (rows,...)
+RULES = {  # function of torch -> (tape, input (rows,...), its other arguments) -> output (rows,...)
     F.linear: _linear, F.conv1d: convolution_rule, F.conv2d: convolution_rule,
     F.conv3d: convolution_rule, F.conv_transpose2d: _transposed, F.group_norm: _group_norm,
     F.layer_norm: _layer_norm, F.rms_norm: _rms_norm, F.embedding: _embedding}

@@ -102,7 +102,7 @@ class WSConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, form={self.form}, eps={self.eps:g}"
 
 # %% ../../nbs/07_normalization.ipynb #713eb2c5
-def _standardized_rule(call, x, weight, bias, conv):
+def _standardized_rule(tape, x, weight, bias, conv):
     "The rule for fast gradients: a convolution's own, told how its filters are made."
     padding = conv.padding
     if conv.padding_mode != "zeros":
@@ -110,7 +110,7 @@ def _standardized_rule(call, x, weight, bias, conv):
         x, padding = flat.view(*x.shape[:-3], *flat.shape[1:]), 0
     with torch.no_grad():
         filters = conv.centred(weight)
-    return convolution_rule(call, x, weight, bias, conv.stride, padding, conv.dilation,
+    return convolution_rule(tape, x, weight, bias, conv.stride, padding, conv.dilation,
                             conv.groups, filters)
 
 

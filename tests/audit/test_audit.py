@@ -34,7 +34,7 @@ from dp_course.audit import (
     trainer_step,
 )
 from dp_course.data import Views
-from dp_course.privacy import poisson_indices
+from dp_course.privacy import correlated, poisson_indices
 from dp_course.training import squared_error
 from dp_course.training import trainer as trainers
 
@@ -326,18 +326,18 @@ def silent_scalars(grads, std, batch_size, generator):
 
 NOISY_MEAN = trainers.noisy_mean
 BREAKS = {
-    "half the noise": ("noise", "noisy_mean", half),
-    "a tenth too long": ("replay", "noisy_mean", longer),
-    "drawn more often": ("sampler", "poisson_indices", more_often),
-    "no noise on scalars": ("noise", "noisy_mean", silent_scalars),
+    "half the noise": ("noise", trainers, "noisy_mean", half),
+    "a tenth too long": ("replay", trainers, "noisy_mean", longer),
+    "drawn more often": ("sampler", correlated, "poisson_indices", more_often),
+    "no noise on scalars": ("noise", trainers, "noisy_mean", silent_scalars),
 }
 
 
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow]*(name == "drawn more often")) for name in BREAKS])
 def test_the_full_trainer_broken_is_caught(name, monkeypatch):
-    layer, what, instead = BREAKS[name]
-    monkeypatch.setattr(trainers, what, instead)
+    layer, where, what, instead = BREAKS[name]
+    monkeypatch.setattr(where, what, instead)
     assert not audit_all(FullTrainer, [layer])[layer]
 
 

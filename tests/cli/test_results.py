@@ -6,7 +6,6 @@ import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from scipy import stats
@@ -341,17 +340,6 @@ def test_our_rows_stand_between(tmp_path, three):
     assert filled == [(pytest.approx(53.), "3 seeds")]
     names = {row.name for row in ours}
     assert "digits-eps3" not in names and "resnet20-eps8" in names
-
-
-def test_traces_draw_the_record(three):
-    fig = cli.plot_traces(three[:2])
-    accuracy, eps, lr, clip = (ax.lines[0] for ax in fig.axes)
-    assert [*accuracy.get_xdata()] == [10, 20]
-    assert [*accuracy.get_ydata()] == pytest.approx([60, 50])
-    assert eps.get_ydata()[-1] == pytest.approx(three[0][-1]["eps_pld"])
-    assert [*lr.get_ydata()] == [three[0][1]["lr"]]*2 and [*clip.get_ydata()] == [1, 1]
-    assert [len(ax.lines) for ax in fig.axes] == [2]*4
-    plt.close("all")
 
 
 # ---- how many seeds

@@ -42,7 +42,7 @@ from dp_course.cli import (
 )
 from dp_course.cli.main import main
 from dp_course.data import load
-from dp_course.gradients import fast_grad_sum
+from dp_course.gradients import fast_grad_sum, precision
 from dp_course.models import ReportBlock
 from dp_course.privacy import PLDAccountant, in_digits
 from dp_course.training import composed_epsilon, load_runs, mean_std, read_record
@@ -249,7 +249,7 @@ def test_every_preset_is_one():
 @pytest.mark.parametrize("here, fast", [(True, True), (True, False), (False, False)])
 def test_bfloat16_is_taken_where_it_is_fast_and_refused_where_it_is_not(monkeypatch, here, fast):
     monkeypatch.setattr(setup, "has_bfloat16", lambda device: here)
-    monkeypatch.setattr(setup, "gains_from_bfloat16", lambda device: fast)
+    monkeypatch.setattr(precision, "gains_from_bfloat16", lambda device: fast)
     auto, half, full = (
         make_config("digits-eps3", precision=p) for p in ("auto", "bf16", "float32"))
     assert usable_precision(auto, "cpu") == ("bf16" if fast else "float32")
@@ -268,10 +268,10 @@ def test_bfloat16_is_taken_where_it_is_fast_and_refused_where_it_is_not(monkeypa
 
 def test_the_record_says_which_precision_auto_took_and_a_run_keeps_it(monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "has_bfloat16", lambda device: True)
-    monkeypatch.setattr(setup, "gains_from_bfloat16", lambda device: True)
+    monkeypatch.setattr(precision, "gains_from_bfloat16", lambda device: True)
     words = ["digits-eps3-fast", "--seed", "1", "--out", str(tmp_path), "--precision", "auto"]
     assert main([*words, "--steps", "2"]) == 0
-    monkeypatch.setattr(setup, "gains_from_bfloat16", lambda device: False)
+    monkeypatch.setattr(precision, "gains_from_bfloat16", lambda device: False)
     assert main([*words, "--steps", "4", "--resume"]) == 0  # slower here, and the same run
     lines = read_record(only(tmp_path, "*.jsonl"))
     assert lines[0]["precision"] == lines[0]["config"]["precision"] == "bf16"

@@ -30,9 +30,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 from toys import doubles, loss
 
-from dp_course import gradients
 from dp_course.data import Views, flatten_views
-from dp_course.gradients import FlatClip, fast_grad_sum, fixed_shape, ghost_grad_sum, layers
+from dp_course.gradients import FlatClip, fixed_shape, ghost_grad_sum, layers
 from dp_course.models import WSConv2d, papernot_cnn, resnet20, wide_resnet
 
 # --- random networks out of the layers that have a rule, and others
@@ -752,13 +751,6 @@ def test_fixed_shapes_count_real_examples_only(engine, wrap):
     assert set(seen) == {(5, 4)}
 
 
-@every_but_the_loop
-def test_nothing_learns_in_a_frozen_model(engine):
-    model, (x, y) = nn.Linear(4, 3).double().requires_grad_(False), batch((4,))
-    sums, norms = engine(model, loss, x, y, FlatClip(1.))
-    assert sums == {} and norms.shape == (0, 4)
-
-
 # --- compiled, in another order of memory, copied; and what is in the way of the garbage collector
 
 
@@ -829,7 +821,3 @@ def test_two_options_of_an_embedding_are_refused(engine, option):
 def test_batch_norm_in_training_is_refused(engine):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     refuses(engine, model, *batch((4,)), "BatchNorm|batch norm|more than 1 value")
-
-
-def test_the_default_is_the_one_of_the_lesson():
-    assert fast_grad_sum is gradients.fast_grad_sum and "fast_grad_sum" in gradients.__all__

@@ -280,12 +280,12 @@ def test_a_rule_of_ones_own_in_six_lines():
             return torch.overrides.handle_torch_function(scaled, (x, weight), x, weight)
         return x*weight
 
-    def rule(call, x, weight):
+    def rule(tape, x, weight):
         def back(x, g, y):
             seen.append(g.shape)
-            call.add(weight, KeptGradients((g*x).reshape(call.b, -1, len(weight)).sum(1)))
+            tape.add(weight, KeptGradients((g*x).reshape(tape.b, -1, len(weight)).sum(1)))
 
-        return Tap.apply(call.anchor, x*weight.detach(), x, back)
+        return Tap.apply(tape.anchor, x*weight.detach(), x, back)
 
     seen = []
     model = Net(lambda net, x: net.last(scaled(x, net.w)), w=parameter(4), last=nn.Linear(4, 3))

@@ -236,17 +236,13 @@ def test_unequal_steps_agree_with_dp_accounting():
 
 
 def test_many_unequal_steps():
-    "A noise schedule: 50 different sigmas, in any order, between the constant ones."
-    sigmas = np.linspace(1.5, 3, 50)
-    there, back = PLDAccountant(), PLDAccountant()
-    for s in sigmas:
-        there.step(.04, s)
-    for s in sigmas[::-1]:
-        back.step(.04, s)
-    assert there.epsilon(1e-5) == pytest.approx(back.epsilon(1e-5), rel=1e-9)
-    assert spent(.04, 3, 50, 1e-5) < there.epsilon(1e-5) < spent(.04, 1.5, 50, 1e-5)
-    by_rdp = RDPAccountant().load_state_dict(there.state_dict())
-    assert there.epsilon(1e-5) <= by_rdp.epsilon(1e-5)
+    "A noise schedule: 50 different sigmas spend what lies between the constant ones."
+    accountant = PLDAccountant()
+    for sigma in np.linspace(1.5, 3, 50):
+        accountant.step(.04, sigma)
+    assert spent(.04, 3, 50, 1e-5) < accountant.epsilon(1e-5) < spent(.04, 1.5, 50, 1e-5)
+    by_rdp = RDPAccountant().load_state_dict(accountant.state_dict())
+    assert accountant.epsilon(1e-5) <= by_rdp.epsilon(1e-5)
 
 
 GRIDS = [(q, sigma, h) for q, sigma in ((1e-4, .4), (.04, 1.6138), (.5, 10), (1, 1))

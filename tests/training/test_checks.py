@@ -474,10 +474,6 @@ def test_a_model_that_writes_its_weights_on_made_up_rows_is_refused_at_once():
         trainer(model)
 
 
-def test_bfloat16_is_one_of_our_engines():
-    assert "author" not in trainer(precision="bf16").statement()
-
-
 def test_an_engine_of_ones_own_may_have_dropout():
     def wrapped(*given):
         return fast_grad_sum(*given)
