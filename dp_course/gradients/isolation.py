@@ -98,6 +98,7 @@ _PACKED = (  # the rows of several examples, of as many lengths, in one tensor
     "or pass engine=loop_grad_sum, which runs nn.LSTM and packed sequences as they are, slowly")
 _T = torch.Tensor
 _TEXTS = {_T.__repr__, _T.__format__}  # would show the numbers of all examples
+_DATA = _T.data.__get__
 _ABOUT = {  # what a tensor says of itself without its numbers
     _T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__,
     _T.requires_grad.__get__, _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__,
@@ -112,7 +113,7 @@ class Isolation(TorchFunctionMode):
         self,
         copied,        # tensor -> what this call gets in its place, or the tensor itself
         by_rule=None,  # (func, args, kwargs) -> result, or NotImplemented
-        noted=None,    # (subclasses of tensors that took part, result), told of every call
+        noted=None,    # `Kept`: told of every call
         composed=(),   # dict: function of torch -> the same, made of others
         of_example=is_batched,  # does a tensor belong to the example?
         lasting=None,  # ids of the tensors that are copied; None: of any from outside
@@ -137,6 +138,8 @@ class Isolation(TorchFunctionMode):
             return f"<a tensor {tuple(args[0].shape)} of one example>"
         if func is torch._pack_padded_sequence and any(map(is_batched, tensors_of(args))):
             raise VmapStops(_PACKED)
+        if self.noted is not None:
+            self.noted.before(args, kwargs)
         result = NotImplemented
         if self.by_rule is not None:
             result = self.by_rule(func, args, kwargs)
@@ -146,9 +149,11 @@ class Isolation(TorchFunctionMode):
         if result is NotImplemented:
             if not self._is_plain(args, kwargs):
                 args, kwargs = self._with_copies(tuple(args), kwargs)
+            if func == _DATA and not is_batched(args[0]):
+                func = _T.detach  # the same, and torch counts what is written into it
             result = func(*args, **kwargs)
         if self.noted is not None:
-            self.noted(types, result)
+            self.noted.after(types, result)
         return result
 
     def _is_of_example(self, t):
@@ -199,6 +204,13 @@ def _kept_error(t):
                       "where later examples could read it: let forward return it instead")
 
 
+def _written_error(t):
+    return ValueError(f"a tensor {tuple(t.shape)}{_place_of(t)}, which outlives the call, is "
+                      "written into when the model, or another function of rows, is called: it "
+                      "would count micro-batches, and their number is private. Keep nothing there; "
+                      "what is to change from step to step is a callback's to change")
+
+
 def _collections():
     return [generation["collections"] for generation in gc.get_stats()]
 
@@ -234,24 +246,47 @@ def refusing_batched():
 _PLAIN = torch.Tensor, torch.nn.Parameter
 
 
+def _writes(t):
+    "A number that changes with every write into a tensor, and where it keeps its numbers."
+    if t.is_inference():  # torch itself refuses to write into it
+        return None
+    return t._version, t.data_ptr() if type(t) in _PLAIN and t.layout is torch.strided else 0
+
+
 class Kept:
     "Notes what is computed inside `vmap`, and refuses what is still there afterwards."
     def __init__(self):
         self.born, self.unseen = [], False
+        self.ids = set()  # of all that was born
+        self.found = {}   # id of another tensor -> weak reference, its writes at first
 
-    def __call__(self, types, result):
+    def before(self, args, kwargs):
+        "Note the tensors from outside that a function gets."
+        for t in tensors_of((args, kwargs)):
+            if id(t) in self.ids or id(t) in self.found:
+                continue
+            if not _functorch.is_functorch_wrapped_tensor(t):
+                self.found[id(t)] = weakref.ref(t), _writes(t)
+
+    def after(self, types, result):
+        "Note what it has computed."
         # what a subclass of tensors does itself, no mode is told; the look for it is slow
         self.unseen |= any(kind not in _PLAIN for kind in types)
         for t in tensors_of(result):
             self.born.append(weakref.ref(t))
+            self.ids.add(id(t))
 
     def _alive(self):
         found = [ref() for ref in self.born]
         return [t for t in found if t is not None and is_batched(t)]
 
     def refuse(self):
-        "Refuse code that has kept a tensor of an example: in a list, a closure, a global."
+        "Refuse code that has kept a tensor of an example, or written into one from outside."
         # ValueError
+        for ref, writes in self.found.values():
+            t = ref()
+            if t is not None and _writes(t) != writes:
+                raise _written_error(t)
         if self._alive():
             gc.collect()  # of a ring of objects that nobody holds
         for t in self._alive():
@@ -484,6 +519,8 @@ class _Numbers(TorchDispatchMode):
         self.touched.add(t)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable:
+            self._refuse_writes(func._schema, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         given = tensors_of((args, kwargs))
         found = tensors_of(result) or given[:1]  # what works in place may return nothing
@@ -493,6 +530,16 @@ class _Numbers(TorchDispatchMode):
             if touched:
                 self.touched.add(t)
         return result
+
+    def _refuse_writes(self, schema, args, kwargs):
+        "Refuse to write into what was there before, where no mode could hand in a copy."
+        # ValueError: inside the backward of an autograd.Function, which no `Isolation` sees
+        named = dict(zip([a.name for a in schema.arguments], args)) | kwargs
+        written = [named.get(a.name) for a in schema.arguments
+                   if a.alias_info is not None and a.alias_info.is_write]
+        for t in tensors_of(written):
+            if t not in self.made and _storage(t) is not None:
+                raise _written_error(t)
 
     def copied(self, t):
         "The copy of a tensor from outside; a tensor of this call as it is."

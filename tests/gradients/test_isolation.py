@@ -163,6 +163,47 @@ def test_a_tensor_that_is_kept_is_refused_and_its_place_is_named(engine):
     CACHE.clear()
 
 
+def assigns(t):
+    t.data = t.data + 1
+
+
+@vmapped
+@pytest.mark.parametrize("count", [
+    lambda t: t.add_(1), lambda t: t.data.add_(1), lambda t: t.view(1).data[0].add_(1), assigns,
+    lambda t: torch.add(t, 1, out=t), lambda t: torch._foreach_add_([t], 1)])
+@pytest.mark.parametrize("where", ["plain", "frozen"])
+def test_calls_are_not_counted_in_a_tensor_that_was_there_before(engine, count, where):
+    # their number tells how many micro-batches there were, and so how many examples were drawn
+    def counts(net, x):
+        count(getattr(net, where))
+        return net.lin(x)
+
+    model = Net(counts, lin=nn.Linear(4, 3), frozen=parameter(), plain=torch.zeros(())).double()
+    model.frozen.requires_grad_(False)
+    with pytest.raises(ValueError, match=f"as {where}, which outlives the call, is written into"):
+        engine(model, loss, *batch((4,)), FlatClip(1.))
+
+
+class CountsOnItsWayBack(torch.autograd.Function):
+    calls = torch.zeros(())
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        CountsOnItsWayBack.calls += 1
+        return g
+
+
+def test_the_loop_does_not_let_a_backward_count_examples():
+    model = Net(lambda net, x: CountsOnItsWayBack.apply(net.lin(x)), lin=nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="which outlives the call, is written into"):
+        loop_grad_sum(model, loss, *batch((4,)), FlatClip(1.))
+    assert CountsOnItsWayBack.calls == 0
+
+
 @every
 def test_a_cache_that_is_emptied_in_time_is_nobody_s_business(engine):
     def forward(net, x):
