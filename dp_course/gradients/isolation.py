@@ -96,6 +96,10 @@ _PACKED = (  # the rows of several examples, of as many lengths, in one tensor
     "example: leave pack_padded_sequence out and read the padded rows at their lengths, as in "
     "output[rows, lengths - 1], with opacus.layers.DPLSTM (DPGRU, DPRNN) in the place of nn.LSTM; "
     "or pass engine=loop_grad_sum, which runs nn.LSTM and packed sequences as they are, slowly")
+_OWN_GENERATOR = (
+    "a torch.Generator of your own inside the model or another function of rows gives an example "
+    "numbers that depend on the examples before it: draw without generator=, as the run seeds "
+    "torch's own (an augmentation is handed one), or draw once, outside, and keep a buffer")
 _T = torch.Tensor
 _TEXTS = {_T.__repr__, _T.__format__}  # would show the numbers of all examples
 _DATA = _T.data.__get__
@@ -117,9 +121,10 @@ class Isolation(TorchFunctionMode):
         composed=(),   # dict: function of torch -> the same, made of others
         of_example=is_batched,  # does a tensor belong to the example?
         lasting=None,  # ids of the tensors that are copied; None: of any from outside
+        generator=None,  # the only one that may be drawn from, beside torch's own
     ):
         super().__init__()
-        self.of_example, self.lasting = of_example, lasting
+        self.of_example, self.lasting, self.generator = of_example, lasting, generator
         self.copied, self.by_rule, self.noted, self.composed = copied, by_rule, noted, composed
         self.modes = _dispatch_modes() if of_example is is_batched else math.inf
 
@@ -134,6 +139,8 @@ class Isolation(TorchFunctionMode):
             raise ValueError("a hook inside the model (register_hook, grad_fn) would be handed the "
                              "gradients of all examples at once: take it out; what it was to read "
                              "can be returned by forward")
+        if kwargs.get("generator") not in (None, self.generator):
+            raise ValueError(_OWN_GENERATOR)
         if func in _TEXTS and is_batched(args[0]):
             return f"<a tensor {tuple(args[0].shape)} of one example>"
         if func is torch._pack_padded_sequence and any(map(is_batched, tensors_of(args))):
@@ -396,6 +403,35 @@ def beneath():
     return temporarily_clear_interpreter_stack()
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #b9096331
+_SEEDS = (
+    "torch.manual_seed, or fork_rng, inside the model or another function of rows: vmap draws for "
+    "all examples at once, so that an example's numbers would depend on its place in the batch. "
+    "Draw what is fixed once, outside, and keep a buffer, or pass engine=loop_grad_sum, which "
+    "runs one example after the other")
+
+
+class _Unset:
+    "Torch's own generator, which may be drawn from but not set."
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __getattr__(self, name):
+        if name in ("manual_seed", "seed", "set_state"):
+            raise VmapStops(_SEEDS)
+        return getattr(self.generator, name)
+
+
+@contextmanager
+def _unset():
+    "A context in which nobody sets torch's own generator."
+    before = torch.random.default_generator
+    torch.random.default_generator = _Unset(before)
+    try:
+        yield
+    finally:
+        torch.random.default_generator = before
+
+
 def examples_apart(
     f,               # function of trees: is called once, for every example at the same time
     *trees,          # of tensors (b,...)
@@ -405,17 +441,19 @@ def examples_apart(
     composed=(),
     lasting=(),      # ids of the tensors that are copied
     things=(),       # modules and other objects whose attributes are put back
+    generator=None,  # as for `Isolation`
 ):                   # what `f` returns, with b in front
     "Run a function for every example under vmap; nothing that it computes is there afterwards."
     # ValueError: what vmap cannot run; what keeps a tensor
     kept = Kept()
 
     def one(*parts):
-        with Isolation(copied, by_rule, kept, composed, lasting=lasting):
+        with Isolation(copied, by_rule, kept, composed, lasting=lasting,
+                       generator=generator):
             return f(*parts)
 
     hooks = disable_saved_tensors_hooks("vmap runs no saved tensors hooks")
-    with explained(who), forgetting(*things), hooks, unreadable():
+    with explained(who), forgetting(*things), hooks, unreadable(), _unset():
         result = vmap(one, randomness="different")(*trees)
     kept.refuse()
     return result
@@ -449,7 +487,7 @@ def _one_row(f, row, things, generator):
         return alone(lambda copied, *trees: f(*trees), things, *row)
     seed = torch.randint(2**62, (), generator=generator, device=generator.device).item()
     own = torch.Generator(generator.device).manual_seed(seed)
-    return alone(lambda copied, *trees: f(*trees, own), things, *row)
+    return alone(lambda copied, *trees: f(*trees, own), things, *row, generator=own)
 
 
 def row_by_row(
@@ -471,7 +509,7 @@ def row_by_row(
     if not count(trees[0]):
         return f(*trees, *more)
     try:
-        return examples_apart(one, *trees, who=who, things=(f, *things))
+        return examples_apart(one, *trees, who=who, things=(f, *things), generator=generator)
     except VmapStops:
         if not in_turn:
             raise
@@ -582,6 +620,7 @@ def alone(
     f,        # (copied, *trees) -> result; `copied(p)` is what the call uses in the place of `p`
     things,   # modules and other objects whose attributes are put back
     *trees,   # of tensors of one example
+    generator=None,  # as for `Isolation`
 ):            # what `f` returns
     "Run a function for one example, with copies of all other tensors; nothing of it stays."
     # ValueError: what keeps a tensor of the example
@@ -590,14 +629,15 @@ def alone(
     seed = torch.randint(2**62, ()).item()  # one draw an example, however many it takes itself
     with forgetting(*things), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        result = _called(f, numbers, trees)
+        result = _called(f, numbers, trees, generator)
     numbers.refuse_kept(result)
     return result
 
 
-def _called(f, numbers, trees):
+def _called(f, numbers, trees, generator):
     trees = [tree_map(torch.clone, tree) for tree in trees]
     for t in leaves(trees):
         numbers.note_input(t)
-    with numbers, Isolation(numbers.copied, of_example=numbers.made.__contains__):
+    with numbers, Isolation(numbers.copied, of_example=numbers.made.__contains__,
+                            generator=generator):
         return f(numbers.copied, *trees)

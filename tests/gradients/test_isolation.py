@@ -204,6 +204,40 @@ def test_the_loop_does_not_let_a_backward_count_examples():
     assert CountsOnItsWayBack.calls == 0
 
 
+# --- random numbers do not tell an example's place in the batch
+
+
+def seeds_torch(net, x):
+    torch.manual_seed(0)
+    return net.lin(x + torch.rand(4, dtype=x.dtype))
+
+
+def seeds_a_copy(net, x):
+    with torch.random.fork_rng():
+        return seeds_torch(net, x)
+
+
+@vmapped
+@pytest.mark.parametrize("how", [seeds_torch, seeds_a_copy])
+def test_nobody_sets_the_seed_of_all_examples(engine, how):
+    model = Net(how, lin=nn.Linear(4, 3)).double()
+    x, y = batch((4,))
+    with pytest.raises(ValueError, match="pass engine=loop_grad_sum"):
+        engine(model, loss, x, y, FlatClip(.5))
+    whole, others = (total(loop_grad_sum, model, x[low:], y[low:]) for low in (0, 1))
+    assert (whole - others).norm() <= .5*(1 + 1e-6)
+    torch.manual_seed(1)  # as ever
+
+
+@every
+def test_nobody_draws_from_a_generator_that_counts_the_examples(engine):
+    generator = torch.Generator()
+    model = Net(lambda net, x: net.lin(x + torch.rand(4, dtype=x.dtype, generator=generator)),
+                lin=nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="a torch.Generator of your own"):
+        engine(model, loss, *batch((4,)), FlatClip(.5))
+
+
 @every
 def test_a_cache_that_is_emptied_in_time_is_nobody_s_business(engine):
     def forward(net, x):
