@@ -54,9 +54,6 @@ def check_model(
     devices = sorted({str(p.device) for p in params.values()})
     if len(devices) > 1:
         raise ValueError(f"the model is on {', '.join(devices)}: move it to one device")
-    for name, p in params.items():
-        if not p.is_floating_point():
-            raise ValueError(f"parameter {name} is {p.dtype}: only real numbers are clipped")
     modes = {m: m.training for m in model.modules()}
     asleep = [m for m in modes if is_frozen_norm(m)]
     model.train()
