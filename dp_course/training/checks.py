@@ -187,8 +187,9 @@ def in_units(
     "Describe the privacy unit."
     if data.groups is None:
         return ""
-    return (f" Each {plan.unit} ({len(data)/data.units:.3g} examples on average, a nonprivate "
-            "number) is drawn whole, and its examples' gradients are added before the clip.")
+    # how many examples there are is private: it says how many the last one to join has
+    return (f" Each {plan.unit} is drawn whole, and its examples' gradients are added before the "
+            "clip.")
 
 
 def refuse_units(
