@@ -218,6 +218,16 @@ def test_a_run_goes_on_after_a_step_that_was_stopped_while_it_wrote(tmp_path):
     run.release(tmp_path/"model.pt")
 
 
+def test_a_clip_need_not_learn():
+    class Fixed:
+        sensitivity = 2.
+
+        def __call__(self, norms):
+            return FlatClip(2.)(norms)
+
+    assert trainer(Plan(12, 12, 3, 1.), clip=Fixed()).fit().t == 3
+
+
 # Data and outputs of every kind
 
 
