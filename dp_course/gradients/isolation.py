@@ -10,6 +10,7 @@ __all__ = ['forgetting', 'is_batched', 'tensors_of', 'replaced', 'Isolation', 'b
 # %% ../../nbs/workshop/gradients/isolation.ipynb #9cf6f793
 import gc
 import math
+import threading
 import traceback
 import warnings
 import weakref
@@ -411,25 +412,30 @@ _SEEDS = (
 
 
 class _Unset:
-    "Torch's own generator, which may be drawn from but not set."
-    def __init__(self, generator):
-        self.generator = generator
+    "Torch's own generator, which some threads may draw from but not set."
+    def __init__(self):
+        self.generator, self.threads = torch.random.default_generator, []
 
     def __getattr__(self, name):
-        if name in ("manual_seed", "seed", "set_state"):
+        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() in self.threads:
             raise VmapStops(_SEEDS)
         return getattr(self.generator, name)
 
 
+_UNSET = _Unset()
+
+
 @contextmanager
 def _unset():
-    "A context in which nobody sets torch's own generator."
-    before = torch.random.default_generator
-    torch.random.default_generator = _Unset(before)
+    "A context in which this thread does not set torch's own generator."
+    _UNSET.threads.append(threading.get_ident())
+    torch.random.default_generator = _UNSET
     try:
         yield
     finally:
-        torch.random.default_generator = before
+        _UNSET.threads.remove(threading.get_ident())
+        if not _UNSET.threads:
+            torch.random.default_generator = _UNSET.generator
 
 
 def examples_apart(
