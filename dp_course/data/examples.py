@@ -120,6 +120,9 @@ def _refuse_kind(name, x):
                              "one row per example, dicts or tuples of them, or a Dataset")
         if not leaf.shape:
             raise ValueError(f"{name} holds a single number: pass one row per example")
+        if "complex" in str(leaf.dtype):
+            raise ValueError(f"{name} is complex: pass real and imaginary parts side by side, as "
+                             "torch.view_as_real(x) gives them")
         if _is_array(leaf) and leaf.dtype.kind not in "buif":
             raise ValueError(f"{name} holds an array of {leaf.dtype}: pass numbers")
 

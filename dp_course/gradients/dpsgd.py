@@ -23,7 +23,12 @@ def trainable(
 ):          # dict name -> parameter
     "List the parameters that learn, by name; tied ones once."
     check_kind("is no network: pass an nn.Module", torch.nn.Module, model=model)
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in params.items():
+        if not p.is_floating_point():
+            raise ValueError(f"parameter {name} is {p.dtype}, and only real numbers are clipped: "
+                             "keep its real and its imaginary part as two parameters")
+    return params
 
 
 def _gradient(model, loss_fn, copied, rows, labels):
@@ -31,7 +36,8 @@ def _gradient(model, loss_fn, copied, rows, labels):
     params = [copied(p) for p in trainable(model).values()]  # first: inside torch.func none is made
     views = [take((rows, labels), slice(i, i + 1)) for i in range(count(rows))]
     losses = [losses_of(loss_fn, call_model(model, x), y, 1) for x, y in views]
-    return torch.autograd.grad(torch.cat(losses).mean(), params, materialize_grads=True)
+    grads = torch.autograd.grad(torch.cat(losses).mean(), params, materialize_grads=True)
+    return [g.to_dense() for g in grads]  # an embedding can give a sparse one
 
 
 def _grads_alone(model, loss_fn, x, y):

@@ -10,6 +10,7 @@ __all__ = ['forgetting', 'is_batched', 'tensors_of', 'replaced', 'Isolation', 'b
 # %% ../../nbs/workshop/gradients/isolation.ipynb #9cf6f793
 import gc
 import math
+import threading
 import traceback
 import warnings
 import weakref
@@ -96,8 +97,13 @@ _PACKED = (  # the rows of several examples, of as many lengths, in one tensor
     "example: leave pack_padded_sequence out and read the padded rows at their lengths, as in "
     "output[rows, lengths - 1], with opacus.layers.DPLSTM (DPGRU, DPRNN) in the place of nn.LSTM; "
     "or pass engine=loop_grad_sum, which runs nn.LSTM and packed sequences as they are, slowly")
+_OWN_GENERATOR = (
+    "a torch.Generator of your own inside the model or another function of rows gives an example "
+    "numbers that depend on the examples before it: draw without generator=, as the run seeds "
+    "torch's own (an augmentation is handed one), or draw once, outside, and keep a buffer")
 _T = torch.Tensor
 _TEXTS = {_T.__repr__, _T.__format__}  # would show the numbers of all examples
+_DATA = _T.data.__get__
 _ABOUT = {  # what a tensor says of itself without its numbers
     _T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__,
     _T.requires_grad.__get__, _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__,
@@ -112,13 +118,14 @@ class Isolation(TorchFunctionMode):
         self,
         copied,        # tensor -> what this call gets in its place, or the tensor itself
         by_rule=None,  # (func, args, kwargs) -> result, or NotImplemented
-        noted=None,    # (subclasses of tensors that took part, result), told of every call
+        noted=None,    # `Kept`: told of every call
         composed=(),   # dict: function of torch -> the same, made of others
         of_example=is_batched,  # does a tensor belong to the example?
         lasting=None,  # ids of the tensors that are copied; None: of any from outside
+        generator=None,  # the only one that may be drawn from, beside torch's own
     ):
         super().__init__()
-        self.of_example, self.lasting = of_example, lasting
+        self.of_example, self.lasting, self.generator = of_example, lasting, generator
         self.copied, self.by_rule, self.noted, self.composed = copied, by_rule, noted, composed
         self.modes = _dispatch_modes() if of_example is is_batched else math.inf
 
@@ -133,10 +140,14 @@ class Isolation(TorchFunctionMode):
             raise ValueError("a hook inside the model (register_hook, grad_fn) would be handed the "
                              "gradients of all examples at once: take it out; what it was to read "
                              "can be returned by forward")
+        if kwargs.get("generator") not in (None, self.generator):
+            raise ValueError(_OWN_GENERATOR)
         if func in _TEXTS and is_batched(args[0]):
             return f"<a tensor {tuple(args[0].shape)} of one example>"
         if func is torch._pack_padded_sequence and any(map(is_batched, tensors_of(args))):
             raise VmapStops(_PACKED)
+        if self.noted is not None:
+            self.noted.before(args, kwargs)
         result = NotImplemented
         if self.by_rule is not None:
             result = self.by_rule(func, args, kwargs)
@@ -146,9 +157,11 @@ class Isolation(TorchFunctionMode):
         if result is NotImplemented:
             if not self._is_plain(args, kwargs):
                 args, kwargs = self._with_copies(tuple(args), kwargs)
+            if func == _DATA and not is_batched(args[0]):
+                func = _T.detach  # the same, and torch counts what is written into it
             result = func(*args, **kwargs)
         if self.noted is not None:
-            self.noted(types, result)
+            self.noted.after(types, result)
         return result
 
     def _is_of_example(self, t):
@@ -199,6 +212,13 @@ def _kept_error(t):
                       "where later examples could read it: let forward return it instead")
 
 
+def _written_error(t):
+    return ValueError(f"a tensor {tuple(t.shape)}{_place_of(t)}, which outlives the call, is "
+                      "written into when the model, or another function of rows, is called: it "
+                      "would count micro-batches, and their number is private. Keep nothing there; "
+                      "what is to change from step to step is a callback's to change")
+
+
 def _collections():
     return [generation["collections"] for generation in gc.get_stats()]
 
@@ -234,24 +254,47 @@ def refusing_batched():
 _PLAIN = torch.Tensor, torch.nn.Parameter
 
 
+def _writes(t):
+    "A number that changes with every write into a tensor, and where it keeps its numbers."
+    if t.is_inference():  # torch itself refuses to write into it
+        return None
+    return t._version, t.data_ptr() if type(t) in _PLAIN and t.layout is torch.strided else 0
+
+
 class Kept:
     "Notes what is computed inside `vmap`, and refuses what is still there afterwards."
     def __init__(self):
         self.born, self.unseen = [], False
+        self.ids = set()  # of all that was born
+        self.found = {}   # id of another tensor -> weak reference, its writes at first
 
-    def __call__(self, types, result):
+    def before(self, args, kwargs):
+        "Note the tensors from outside that a function gets."
+        for t in tensors_of((args, kwargs)):
+            if id(t) in self.ids or id(t) in self.found:
+                continue
+            if not _functorch.is_functorch_wrapped_tensor(t):
+                self.found[id(t)] = weakref.ref(t), _writes(t)
+
+    def after(self, types, result):
+        "Note what it has computed."
         # what a subclass of tensors does itself, no mode is told; the look for it is slow
         self.unseen |= any(kind not in _PLAIN for kind in types)
         for t in tensors_of(result):
             self.born.append(weakref.ref(t))
+            self.ids.add(id(t))
 
     def _alive(self):
         found = [ref() for ref in self.born]
         return [t for t in found if t is not None and is_batched(t)]
 
     def refuse(self):
-        "Refuse code that has kept a tensor of an example: in a list, a closure, a global."
+        "Refuse code that has kept a tensor of an example, or written into one from outside."
         # ValueError
+        for ref, writes in self.found.values():
+            t = ref()
+            if t is not None and _writes(t) != writes:
+                raise _written_error(t)
         if self._alive():
             gc.collect()  # of a ring of objects that nobody holds
         for t in self._alive():
@@ -361,6 +404,40 @@ def beneath():
     return temporarily_clear_interpreter_stack()
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #b9096331
+_SEEDS = (
+    "torch.manual_seed, or fork_rng, inside the model or another function of rows: vmap draws for "
+    "all examples at once, so that an example's numbers would depend on its place in the batch. "
+    "Draw what is fixed once, outside, and keep a buffer, or pass engine=loop_grad_sum, which "
+    "runs one example after the other")
+
+
+class _Unset:
+    "Torch's own generator, which some threads may draw from but not set."
+    def __init__(self):
+        self.generator, self.threads = torch.random.default_generator, []
+
+    def __getattr__(self, name):
+        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() in self.threads:
+            raise VmapStops(_SEEDS)
+        return getattr(self.generator, name)
+
+
+_UNSET = _Unset()
+
+
+@contextmanager
+def _unset():
+    "A context in which this thread does not set torch's own generator."
+    _UNSET.threads.append(threading.get_ident())
+    torch.random.default_generator = _UNSET
+    try:
+        yield
+    finally:
+        _UNSET.threads.remove(threading.get_ident())
+        if not _UNSET.threads:
+            torch.random.default_generator = _UNSET.generator
+
+
 def examples_apart(
     f,               # function of trees: is called once, for every example at the same time
     *trees,          # of tensors (b,...)
@@ -370,17 +447,19 @@ def examples_apart(
     composed=(),
     lasting=(),      # ids of the tensors that are copied
     things=(),       # modules and other objects whose attributes are put back
+    generator=None,  # as for `Isolation`
 ):                   # what `f` returns, with b in front
     "Run a function for every example under vmap; nothing that it computes is there afterwards."
     # ValueError: what vmap cannot run; what keeps a tensor
     kept = Kept()
 
     def one(*parts):
-        with Isolation(copied, by_rule, kept, composed, lasting=lasting):
+        with Isolation(copied, by_rule, kept, composed, lasting=lasting,
+                       generator=generator):
             return f(*parts)
 
     hooks = disable_saved_tensors_hooks("vmap runs no saved tensors hooks")
-    with explained(who), forgetting(*things), hooks, unreadable():
+    with explained(who), forgetting(*things), hooks, unreadable(), _unset():
         result = vmap(one, randomness="different")(*trees)
     kept.refuse()
     return result
@@ -414,7 +493,7 @@ def _one_row(f, row, things, generator):
         return alone(lambda copied, *trees: f(*trees), things, *row)
     seed = torch.randint(2**62, (), generator=generator, device=generator.device).item()
     own = torch.Generator(generator.device).manual_seed(seed)
-    return alone(lambda copied, *trees: f(*trees, own), things, *row)
+    return alone(lambda copied, *trees: f(*trees, own), things, *row, generator=own)
 
 
 def row_by_row(
@@ -436,7 +515,7 @@ def row_by_row(
     if not count(trees[0]):
         return f(*trees, *more)
     try:
-        return examples_apart(one, *trees, who=who, things=(f, *things))
+        return examples_apart(one, *trees, who=who, things=(f, *things), generator=generator)
     except VmapStops:
         if not in_turn:
             raise
@@ -484,6 +563,8 @@ class _Numbers(TorchDispatchMode):
         self.touched.add(t)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable:
+            self._refuse_writes(func._schema, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         given = tensors_of((args, kwargs))
         found = tensors_of(result) or given[:1]  # what works in place may return nothing
@@ -493,6 +574,16 @@ class _Numbers(TorchDispatchMode):
             if touched:
                 self.touched.add(t)
         return result
+
+    def _refuse_writes(self, schema, args, kwargs):
+        "Refuse to write into what was there before, where no mode could hand in a copy."
+        # ValueError: inside the backward of an autograd.Function, which no `Isolation` sees
+        named = dict(zip([a.name for a in schema.arguments], args)) | kwargs
+        written = [named.get(a.name) for a in schema.arguments
+                   if a.alias_info is not None and a.alias_info.is_write]
+        for t in tensors_of(written):
+            if t not in self.made and _storage(t) is not None:
+                raise _written_error(t)
 
     def copied(self, t):
         "The copy of a tensor from outside; a tensor of this call as it is."
@@ -535,6 +626,7 @@ def alone(
     f,        # (copied, *trees) -> result; `copied(p)` is what the call uses in the place of `p`
     things,   # modules and other objects whose attributes are put back
     *trees,   # of tensors of one example
+    generator=None,  # as for `Isolation`
 ):            # what `f` returns
     "Run a function for one example, with copies of all other tensors; nothing of it stays."
     # ValueError: what keeps a tensor of the example
@@ -543,14 +635,15 @@ def alone(
     seed = torch.randint(2**62, ()).item()  # one draw an example, however many it takes itself
     with forgetting(*things), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        result = _called(f, numbers, trees)
+        result = _called(f, numbers, trees, generator)
     numbers.refuse_kept(result)
     return result
 
 
-def _called(f, numbers, trees):
+def _called(f, numbers, trees, generator):
     trees = [tree_map(torch.clone, tree) for tree in trees]
     for t in leaves(trees):
         numbers.note_input(t)
-    with numbers, Isolation(numbers.copied, of_example=numbers.made.__contains__):
+    with numbers, Isolation(numbers.copied, of_example=numbers.made.__contains__,
+                            generator=generator):
         return f(numbers.copied, *trees)

@@ -191,9 +191,11 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.,
               scale_grad_by_freq=False, sparse=False):
     "Look words up in a copy of the table; torch forgets under vmap that padding learns nothing."
     refuse_shared_table(max_norm, scale_grad_by_freq)
-    if padding_idx is None:
+    if padding_idx is None and not sparse:
         return NotImplemented
     rows = F.embedding(input, weight)
+    if padding_idx is None:
+        return rows
     padding = (input == padding_idx % len(weight))[..., None]
     return torch.where(padding, rows.detach(), rows)
 

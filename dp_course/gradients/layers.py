@@ -368,6 +368,8 @@ def _product_back(x, g, y, tape, weight, bias):
 
 
 def _linear(tape, x, weight, bias=None):
+    if weight.dim() == 1:
+        return NotImplemented
     x = _autocast(x)
     flat = F.linear(x.flatten(0, -2), _constant(weight, x.dtype), _constant(bias, x.dtype))
     y = as_made(flat, (*x.shape[:-1], len(weight)))

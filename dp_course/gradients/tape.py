@@ -138,10 +138,12 @@ class Substitutes:
         learnt = [id(t) for t in others if id(t) in self.params]
         if not learnt or any(is_batched(t) for t in others):
             return NotImplemented
-        self.tape.uses.update(learnt)
         x = self._values(self.copied(input))
         with outside():
             y = rule(self.tape, x, *args, **kwargs)
+        if y is NotImplemented:
+            return y
+        self.tape.uses.update(learnt)
         return logical(y, self.level)
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #4de24a2c

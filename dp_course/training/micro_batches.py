@@ -95,8 +95,6 @@ class BatchReader:
     def augmented(self, x, y, block):
         "Rows with random changes, each row's own."
         generator = self.draw(block)
-        if getattr(self.augment, "keeps_rows_apart", False):  # ours: all at once
-            return self.augment(x, y, generator)
         return row_by_row(self.augment, x, y, who="augment", generator=generator)
 
     def ready(self, idx):

@@ -203,11 +203,15 @@ class Trainer:
         mean = noisy_mean(wide, std, self.plan.batch_size, noise)
         for name, p in self.model.named_parameters():
             p.grad = mean[name].to(p.dtype) if name in mean else None
-        self.optimizer.step()
-        self._weights.note()
-        torch.clear_autocast_cache()
+        try:
+            self.optimizer.step()
+        finally:  # half a step is made of noised numbers, too
+            self._weights.note()
+            torch.clear_autocast_cache()
         self._nonfinite = self._nonfinite + (~norms.isfinite()).any(0).sum()
-        self.clip.update(self._counted(norms, entry, sensitivity))
+        counted = self._counted(norms, entry, sensitivity)
+        if hasattr(self.clip, "update"):
+            self.clip.update(counted)
         self._t += 1
         return True
 

@@ -384,6 +384,11 @@ CASES = {
     "standardized without a batch axis": lambda: no_batch_axis(WSConv2d(2, 3, 2), (2, 4, 4)),
     "transposed without a batch axis": lambda: no_batch_axis(nn.ConvTranspose2d(2, 3, 2),
                                                              (2, 4, 4)),
+    "linear with a vector": lambda: (Net(
+        lambda net, x: net.out(x)*F.linear(x, net.w)[:, None], out=nn.Linear(4, 3),
+        w=parameter(4)), (4,)),
+    "sparse lookup": lambda: (nn.Sequential(
+        nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(20, 3)), "words"),
     "linear on a vector": lambda: no_batch_axis(nn.Linear(4, 5), (4,)),
     "layer norm on a vector": lambda: no_batch_axis(nn.LayerNorm(4), (4,)),
     "max pool without a batch axis": lambda: no_batch_axis(
@@ -405,6 +410,14 @@ def test_a_network_that_learns_nothing_has_an_empty_sum(engine):
     net = nn.Linear(5, 3).requires_grad_(False)
     sums, norms = engine(net, loss, torch.randn(4, 5), torch.tensor([0, 1, 2, 0]), FlatClip(1.))
     assert sums == {} and norms.shape == (0, 4)
+
+
+@every
+def test_complex_numbers_are_refused_by_name(engine):
+    net = Net(lambda net, x: net.out((x*net.w).abs()), out=nn.Linear(5, 3),
+              w=nn.Parameter(torch.ones(5, dtype=torch.cfloat)))
+    with pytest.raises(ValueError, match="parameter w is torch.complex64, and only real numbers"):
+        engine(net, loss, torch.randn(4, 5), torch.tensor([0, 1, 2, 0]), FlatClip(1.))
 
 
 @pytest.mark.filterwarnings("ignore")

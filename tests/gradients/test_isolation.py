@@ -163,6 +163,81 @@ def test_a_tensor_that_is_kept_is_refused_and_its_place_is_named(engine):
     CACHE.clear()
 
 
+def assigns(t):
+    t.data = t.data + 1
+
+
+@vmapped
+@pytest.mark.parametrize("count", [
+    lambda t: t.add_(1), lambda t: t.data.add_(1), lambda t: t.view(1).data[0].add_(1), assigns,
+    lambda t: torch.add(t, 1, out=t), lambda t: torch._foreach_add_([t], 1)])
+@pytest.mark.parametrize("where", ["plain", "frozen"])
+def test_calls_are_not_counted_in_a_tensor_that_was_there_before(engine, count, where):
+    # their number tells how many micro-batches there were, and so how many examples were drawn
+    def counts(net, x):
+        count(getattr(net, where))
+        return net.lin(x)
+
+    model = Net(counts, lin=nn.Linear(4, 3), frozen=parameter(), plain=torch.zeros(())).double()
+    model.frozen.requires_grad_(False)
+    with pytest.raises(ValueError, match=f"as {where}, which outlives the call, is written into"):
+        engine(model, loss, *batch((4,)), FlatClip(1.))
+
+
+class CountsOnItsWayBack(torch.autograd.Function):
+    calls = torch.zeros(())
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        CountsOnItsWayBack.calls += 1
+        return g
+
+
+def test_the_loop_does_not_let_a_backward_count_examples():
+    model = Net(lambda net, x: CountsOnItsWayBack.apply(net.lin(x)), lin=nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="which outlives the call, is written into"):
+        loop_grad_sum(model, loss, *batch((4,)), FlatClip(1.))
+    assert CountsOnItsWayBack.calls == 0
+
+
+# --- random numbers do not tell an example's place in the batch
+
+
+def seeds_torch(net, x):
+    torch.manual_seed(0)
+    return net.lin(x + torch.rand(4, dtype=x.dtype))
+
+
+def seeds_a_copy(net, x):
+    with torch.random.fork_rng():
+        return seeds_torch(net, x)
+
+
+@vmapped
+@pytest.mark.parametrize("how", [seeds_torch, seeds_a_copy])
+def test_nobody_sets_the_seed_of_all_examples(engine, how):
+    model = Net(how, lin=nn.Linear(4, 3)).double()
+    x, y = batch((4,))
+    with pytest.raises(ValueError, match="pass engine=loop_grad_sum"):
+        engine(model, loss, x, y, FlatClip(.5))
+    whole, others = (total(loop_grad_sum, model, x[low:], y[low:]) for low in (0, 1))
+    assert (whole - others).norm() <= .5*(1 + 1e-6)
+    torch.manual_seed(1)  # as ever
+
+
+@every
+def test_nobody_draws_from_a_generator_that_counts_the_examples(engine):
+    generator = torch.Generator()
+    model = Net(lambda net, x: net.lin(x + torch.rand(4, dtype=x.dtype, generator=generator)),
+                lin=nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="a torch.Generator of your own"):
+        engine(model, loss, *batch((4,)), FlatClip(.5))
+
+
 @every
 def test_a_cache_that_is_emptied_in_time_is_nobody_s_business(engine):
     def forward(net, x):

@@ -295,6 +295,8 @@ def test_data_as_people_have_them(x, y, shape):
     "different keys": lambda: Examples([{"a": 1, "b": 1}, {"a": 1}], [0, 1]),
     "holds dates": lambda: Examples(Frame(a=np.zeros(N, "datetime64[D]")), [0]*N),
     "is a path.*ImageFolder": lambda: Examples("photos"),
+    r"x is complex.*view_as_real": lambda: Examples(torch.ones(N, 2).cfloat(), [0]*N),
+    r"y is complex": lambda: Examples(np.ones((N, 2)), np.ones(N, complex)),
     r"x.to_dense\(\)": lambda: Examples(torch.ones(N, 2).to_sparse(), [0]*N),
     r"x, y = zip": lambda: Examples([(torch.ones(2), 1), (torch.ones(2), 0)]),
     r"a dict of Datasets.*Examples\(data\['train'\]": lambda: Examples({"train": Rows()}, [0]*N),

@@ -190,6 +190,27 @@ class Row(NamedTuple):
     numbers: torch.Tensor
 
 
+class Remembers(nn.Module):
+    "What the first call sees stays: how large the inputs are, and a table."
+    def __init__(self):
+        super().__init__()
+        self.out, self.largest = nn.Linear(5, 10), None
+
+    def forward(self, x):
+        if self.largest is None:
+            self.largest = x.abs().amax(0)
+            self.register_buffer("places", torch.arange(5.))
+        return self.out(x/self.largest + self.places)
+
+
+def test_made_up_rows_which_know_the_range_of_private_ones_are_forgotten():
+    rows = Examples(torch.randint(1, 100, (12, 5)), torch.arange(12) % 10,
+                    normalize=lambda x: x.float())
+    model = Remembers()
+    trainer(model, rows).fit(1)
+    assert model.largest is None and "places" not in dict(model.named_buffers())
+
+
 def test_misspelt_names_are_listed_and_named_tuples_kept():
     def table(*names):
         x = {names[0]: torch.randn(12, 5), names[1]: torch.arange(12) % 4}

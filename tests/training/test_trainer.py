@@ -200,6 +200,34 @@ def test_a_step_that_fails_after_its_noise_is_charged():
     assert torch.equal(run.model.weight.grad, first) and run.t == run.computed == 1
 
 
+def test_a_run_goes_on_after_a_step_that_was_stopped_while_it_wrote(tmp_path):
+    run = trainer(Plan(12, 12, 3, 1.), seed=3)
+    step = run.optimizer.step
+
+    def stopped():
+        run.optimizer.step = step
+        step()
+        raise KeyboardInterrupt
+
+    run.optimizer.step = stopped
+    with pytest.raises(KeyboardInterrupt):
+        run.step()
+    assert (run.t, run.computed) == (0, 1)
+    run.step()  # another sum, and another look: the weights have moved
+    assert (run.t, run.computed) == (1, 2)
+    run.release(tmp_path/"model.pt")
+
+
+def test_a_clip_need_not_learn():
+    class Fixed:
+        sensitivity = 2.
+
+        def __call__(self, norms):
+            return FlatClip(2.)(norms)
+
+    assert trainer(Plan(12, 12, 3, 1.), clip=Fixed()).fit().t == 3
+
+
 # Data and outputs of every kind
 
 
