@@ -185,7 +185,7 @@ def one_run_audit(
     surely, _ = reading(scores, inside, delta, alpha/2)
     said = [f"eps is at least {surely:.3g}, not {claimed:.3g}"] if surely > claimed else []
     if lost:
-        said.append(f"{lost} of {len(scores)} scores are no numbers: they tell nothing")
+        said.append(f"{lost} of {len(scores)} scores are not finite")
     errors = (numbers["d prime"] - theory)/numbers["standard error"]
     if errors > -special.ndtri(alpha/2):
         distance = numbers["d prime"]

@@ -192,8 +192,9 @@ def draw_scores(
     inside,  # (m,) bool
 ):           # matplotlib figure
     "Draw the canaries' scores, in and out."
-    fig, ax = figure("What the final weights say of the canaries", "score", "canaries",
-                     size=(5.4, 2.6))
+    apart = distance_of(scores, inside)
+    fig, ax = figure(f"In and out lie {apart:.2g} standard deviations apart",
+                     "score of a canary (high: it looks included)", "canaries", size=(5.4, 2.6))
     edges = np.linspace(scores.min().item(), scores.max().item() + 1e-9, 50)
     for i, (part, name) in enumerate(((~inside, "out"), (inside, "in"))):
         ax.hist(scores[part].numpy(), edges, alpha=.5, color=PALETTE[i], label=name)

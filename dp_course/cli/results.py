@@ -24,7 +24,7 @@ def power_of_test(
     shift = gap/std*(runs/2)**.5
     edge = stats.t.ppf(1 - level/2, free)
     above = stats.nct.sf(edge, free, shift)
-    below = np.nan_to_num(stats.nct.cdf(-edge, free, shift))  # scipy has no word for tiny ones
+    below = np.nan_to_num(stats.nct.cdf(-edge, free, shift))  # scipy returns nan for tiny values
     return float(above + below)
 
 

@@ -397,7 +397,7 @@ def test_a_setting_with_which_nothing_could_be_found_is_refused(audit, bad):
 def test_no_numbers_are_no_all_clear():
     "A run that ends in NaN was cleared by its scores."
     lost = of_one_run(lambda inside, seed: torch.full((len(inside),), float("nan")))
-    assert any("100 of 100 scores are no numbers" in said for said in lost.objections)
+    assert any("100 of 100 scores are not finite" in said for said in lost.objections)
     rows, nobody = (torch.eye(9), torch.ones(9)), (torch.zeros(9, 9), torch.zeros(9))
     nan = replay_release(lambda x, y, seed: {"w": torch.full((9,), float("nan"))}, nobody, rows,
                          q=.5, sigma=1., steps=20)
