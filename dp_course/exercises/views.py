@@ -179,6 +179,8 @@ check_common_part = Exercise(
                              for way, kept in _both_ways(g, c).items()},
         "each view was clipped to C/k, so k of them are added up, not averaged":
             _with_each(lambda g, c: _shorter(g, c/g.shape[1]).mean(1)),
+        "the mean was taken of clipped views: average first, and clip once":
+            _with_mean(lambda g, c: _shorter(_shorter(g, c).mean(1), c)),
         "a gradient that is shorter than its bound stays as it is: the factor is at most 1":
             _along(lambda g, c: {
                 "each": c/g.shape[1]*torch.nn.functional.normalize(g, dim=2).sum(1),
@@ -193,7 +195,7 @@ check_common_part = Exercise(
         "each view was clipped to C/sqrt(k), but their lengths can add up: clip to C/k":
             _with_each(lambda g, c: _shorter(g, c/g.shape[1]**.5).sum(1)),
         "the mean was not clipped": _with_mean(lambda g, c: g.mean(1)),
-        "the views were added, clipped together, and not bounded one by one":
+        "the views were added, and none was clipped: shrink each to C/k first":
             _with_each(lambda g, c: g.sum(1))},
     hints=(
         "What does one person add, (b,d), in each of the two ways?",
