@@ -60,5 +60,5 @@ __getattr__, __dir__, __all__ = _door(__name__, {
         check_checkpoint check_must_pay check_noise_for check_private_accuracy
         check_private_step""",
     "views": """
-        check_clipped_views check_mean_noises check_naive_epsilon""",
+        check_clipped_views check_common_part check_mean_noises check_naive_epsilon""",
 })

@@ -124,5 +124,6 @@ from .trainer import check_noise_for as check_noise_for
 from .trainer import check_private_accuracy as check_private_accuracy
 from .trainer import check_private_step as check_private_step
 from .views import check_clipped_views as check_clipped_views
+from .views import check_common_part as check_common_part
 from .views import check_mean_noises as check_mean_noises
 from .views import check_naive_epsilon as check_naive_epsilon

@@ -46,3 +46,18 @@ WRONG["check_clipped_views"] |= {
     "averaged over the people": "lambda g, c: (g.mean(0)*(c/g.mean(0).norm(dim=1, keepdim=True))"
                                 ".clamp(max=1)).sum(0)",
     "add them up": "lambda g, c: g.mean(1)*(c/g.mean(1).norm(dim=1, keepdim=True)).clamp(max=1)"}
+PART = '''def common_part(grads, directions, max_norm):
+    def shorter(g, bound):
+        return g*(bound/g.norm(dim=-1, keepdim=True)).clamp(max=1)
+    k = grads.shape[1]
+    ways = {"each": shorter(grads, max_norm/k).sum(1), "mean": shorter(grads.mean(1), max_norm)}
+    return {way: (g*directions).sum(1).mean()/max_norm for way, g in ways.items()}
+'''
+WRONG["check_common_part"] = {words: PART.replace(*edit) for words, edit in {
+    "clip to C/k": ("max_norm/k", "max_norm"),
+    "added up, not averaged": ("max_norm/k).sum(1)", "max_norm/k).mean(1)"),
+    "not their sum": ("sum(1).mean()", "sum(1).sum()"),
+    "the mean was not clipped": ("shorter(grads.mean(1), max_norm)", "grads.mean(1)"),
+    "the factor is at most 1": (".clamp(max=1)", ""),
+    "the inner product": ("(g*directions).sum(1)", "g.norm(dim=1)"),
+    "a share of C": (".mean()/max_norm", ".mean()")}.items()}
