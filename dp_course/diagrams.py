@@ -240,7 +240,8 @@ def _noise_sheet(step):
 
 def _mean_sheet(step):
     b = len(step.gradients)
-    divided = f"divided by {step.batch_size:g}, not by the {b} that came; the step goes the opposite way"
+    divided = (f"divided by {step.batch_size:g}, not by the {b} that came; "
+               "the step goes the opposite way")
     title = "5. Divide by the expected batch: this is what the optimizer gets"
     sheet = _Plane(step, title, divided)
     sheet.chain(_FAINT)
