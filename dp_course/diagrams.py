@@ -228,7 +228,7 @@ def _sum_sheet(step):
 
 # %% ../nbs/workshop/diagrams.ipynb #6f8576d2
 def _noise_sheet(step):
-    said = "the world sees where the noise ends, and not where it began"
+    said = "only the end of this arrow is published, not its start"
     sheet = _Plane(step, "4. Noise, once, measured by C", said)
     sheet.chain(_FAINT)
     sheet.vector(0, step.total, PALETTE[4])
@@ -240,7 +240,8 @@ def _noise_sheet(step):
 
 def _mean_sheet(step):
     b = len(step.gradients)
-    divided = f"by {step.batch_size:g}, not by the {b} that came; the step goes against it"
+    divided = (f"divided by {step.batch_size:g}, not by the {b} that came; "
+               "the step goes the opposite way")
     title = "5. Divide by the expected batch: this is what the optimizer gets"
     sheet = _Plane(step, title, divided)
     sheet.chain(_FAINT)

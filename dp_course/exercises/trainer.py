@@ -233,7 +233,7 @@ def _as_many_as_steps(trial, steps=1000):
     noises = [tuple(torch.as_tensor(trial("run", t, total)).tolist()) for t in range(steps)]
     different = len(set(noises))
     trial.need(different == steps, f"{steps} steps had {different} different noises",
-               "few bytes of the hash make few noises, and one comes again: take eight", True)
+               "few bytes of the hash make few noises, and one comes again: take all of it", True)
     quiet = torch.tensor(noises).double().std(0).min().item()
     trial.need(quiet > .8, f"over {steps} steps one number has the standard deviation {quiet:.2g}",
                "every entry has a noise of its own in every step, the first and the last one, too",
@@ -242,17 +242,17 @@ def _as_many_as_steps(trial, steps=1000):
 
 
 class _Watched(torch.Generator):
-    "A generator that writes down what it is seeded with."
+    "A generator that writes down what it keeps of its seed."
     seeds = []
 
     def manual_seed(self, seed):
-        self.seeds.append(abs(int(seed)))
+        self.seeds.append(abs(int(seed)) % 2**32)  # what it keeps on a CPU
         return super().manual_seed(seed)
 
 
 @contextmanager
 def _watching():
-    "The seeds that torch's and numpy's generators get, as far as they are whole numbers."
+    "What torch's and numpy's generators keep of their seeds, as far as these are whole numbers."
     rng = np.random.default_rng
 
     def watched(seed=None):
@@ -272,9 +272,9 @@ def _wide_keys(trial):
         for t in range(50):
             trial("run", t, total)
         bits = max(seeds, default=2**64).bit_length()
-    trial.need(bits > 44, f"50 generators were seeded with {-(-bits//8)} bytes or fewer",
-               "few bytes of the hash make so few noises that somebody can try all of them: "
-               "take eight", True)
+    trial.need(bits > 44, f"50 generators kept {-(-bits//8)} bytes of their seeds or fewer",
+               "so few noises that somebody can try all of them: give np.random.default_rng the "
+               "whole hash (torch's generator keeps 32 bits of a seed on a CPU)", True)
 
 
 _SEPARATE = "two names that read the same: put a separator between seed and t"
@@ -320,13 +320,13 @@ def _standard(trial):
     mean, std = noise.mean().item(), noise.std().item()
     why = "standard normal numbers have standard deviation 1, whatever the sum is"
     if .25 < std < .33:
-        why = "standard normal numbers: torch.randn, not torch.rand"
+        why = "standard normal numbers, not uniform ones"
     trial.need(abs(std - 1) < .07, f"the standard deviation is {std:.3f}", why, leaks=std < 1)
     trial.need(abs(mean) < .1, f"the mean is {mean:.3f}", "standard normal numbers have mean 0")
     # two thirds of uniform numbers lie beyond; 40,000 normal ones err by .0025
     beyond = (noise.abs() > .6745).double().mean().item()
     trial.need(abs(beyond - .5) < .04, f"{beyond:.3f} of the numbers lie beyond .6745, not half",
-               "the spread is right, the shape is not: torch.randn", leaks=True)
+               "the spread is right, the shape is not: standard_normal", leaks=True)
     coarse = torch.equal(noise, noise.float().double())
     trial.need(not coarse, "every number has 24 bits only", "noise belongs in float64: draw it so")
     is_noise(trial, noise.flatten())
@@ -386,8 +386,8 @@ check_noise_for = Exercise(
         "Build one name out of all three, hash it, and seed a generator of your own with the hash.",
         "`total.double().numpy().tobytes()` holds every digit of the sum, in order; a sum or a "
         "rounded value of it does not.",
-        "`key = int.from_bytes(hashlib.sha256(name).digest()[:8], 'little')`, then torch.randn "
-        "with `generator=torch.Generator().manual_seed(key)`, dtype float64"))
+        "`key = int.from_bytes(hashlib.sha256(name).digest(), 'little')`, then "
+        "`torch.from_numpy(np.random.default_rng(key).standard_normal(total.shape))`"))
 
 # %% ../../nbs/exercises/trainer.ipynb #881c31ed
 class _Killed:

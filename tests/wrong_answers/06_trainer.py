@@ -1,11 +1,10 @@
 "Wrong answers to the exercises of 06_trainer: check -> words of the diagnosis -> code."
 NOISE = '''def noise_for(seed, t, total):
     name = f"{seed}, step {t}: ".encode() + total.double().numpy().tobytes()
-    key = int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
-    generator = torch.Generator().manual_seed(key)
-    return torch.randn(total.shape, generator=generator, dtype=torch.float64)
+    key = int.from_bytes(hashlib.sha256(name).digest(), "little")
+    return torch.from_numpy(np.random.default_rng(key).standard_normal(total.shape))
 '''
-RETURN = "    return torch.randn(total.shape, generator=generator, dtype=torch.float64)\n"
+RETURN = "    return torch.from_numpy(np.random.default_rng(key).standard_normal(total.shape))\n"
 Z = RETURN.replace("return", "z =")
 BYTES = "total.double().numpy().tobytes()"
 PAY = '''def must_pay(events):
@@ -55,7 +54,10 @@ WRONG = {
     "check_noise_for": edited(NOISE, {
         "t belongs in the name": (", step {t}", ""),
         "reads the code": ("{seed}, ", ""),
-        "try all of them": ("digest()[:8]", "digest()[:4]"),
+        "try all of them": ("digest()", "digest()[:4]"),
+        "keeps 32 bits": (
+            RETURN, "    generator = torch.Generator().manual_seed(key % 2**64)\n"
+            "    return torch.randn(total.shape, generator=generator, dtype=torch.float64)\n"),
         "the whole t": ("step {t}", "step {t % 1000}"),
         "the bytes as they are": (BYTES, BYTES.replace("()", "().abs()", 1)),
         "gives the other away": (RETURN, Z + "    return torch.cat([z[:len(z)//2]]*2)\n"),
@@ -66,10 +68,10 @@ WRONG = {
         "hash every entry in its place": (BYTES, "str(round(total.sum().item(), 6)).encode()"),
         "sum with the same total": (BYTES, "str(total.sum().item()).encode()"),
         "rounded, two sums are one": (BYTES, "total.float().numpy().tobytes()"),
-        "use hashlib": ("int.from_bytes(hashlib.sha256(name).digest()[:8], \"little\")",
+        "use hashlib": ("int.from_bytes(hashlib.sha256(name).digest(), \"little\")",
                         "hash(name) % 2**63"),
-        "a generator of your own": ("generator=generator, ", ""),
-        "belongs in float64": (", dtype=torch.float64", "")}),
+        "a generator of your own": ("default_rng(key)", "default_rng()"),
+        "belongs in float64": ("(total.shape)", "(total.shape, dtype=np.float32)")}),
     "check_must_pay": edited(PAY, {
         "repeated exactly": ("len({event for event in events if event[0] == \"noised\"})",
                              "sum(event[0] == \"noised\" for event in events)"),
