@@ -4,7 +4,7 @@ from dp_course import _door
 
 __getattr__, __dir__, __all__ = _door(__name__, {
     "architecture": """
-        check_fair_choice check_holm check_tempered check_whole_bill""",
+        check_fair_choice check_holm check_layer_shares check_tempered check_whole_bill""",
     "attacks": """
         check_exposure check_found_at check_log_ratio check_missing_gradient check_pin_chance
         check_share_right""",

@@ -1,5 +1,6 @@
 from .architecture import check_fair_choice as check_fair_choice
 from .architecture import check_holm as check_holm
+from .architecture import check_layer_shares as check_layer_shares
 from .architecture import check_tempered as check_tempered
 from .architecture import check_whole_bill as check_whole_bill
 from .attacks import check_exposure as check_exposure

@@ -20,7 +20,22 @@ HOLM = '''def holm(p_values):
         corrected[i] = min(1., highest)
     return corrected
 '''
+SHARES = '''def layer_shares(model, x, y):
+    shares = []
+    for one, label in zip(x.split(1), y.split(1)):
+        loss = F.cross_entropy(model(one), label)
+        parts = torch.autograd.grad(loss, list(model.parameters()))
+        layers = torch.stack([g.square().sum() for g in parts]).view(-1, 2).sum(1)
+        shares.append(layers/layers.sum())
+    return torch.stack(shares).mean(0)
+'''
 WRONG = {
+    "check_layer_shares": {
+        "bias belongs to its layer": SHARES.replace(".sum(1)", "[:, 0]"),
+        "squared lengths do": SHARES.replace("g.square().sum()", "g.norm()"),
+        "every example counts the same": SHARES.replace("layers/layers.sum()", "layers").replace(
+            "return torch.stack(shares).mean(0)",
+            "total = torch.stack(shares).sum(0)\n    return total/total.sum()")},
     "check_tempered": {
         "not multiplied along": "lambda x, s, T, o: s*(torch.sigmoid(T*x) - o)",
         "not what comes out": "lambda x, s, T, o: s*T*torch.sigmoid(x) - o",
