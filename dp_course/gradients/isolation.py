@@ -51,6 +51,8 @@ def forgetting(
         yield
     finally:
         for place, old in zip(places, before):
+            if not place and not old:  # of most modules, two of these dicts
+                continue
             if place.keys() != old.keys() or not all(map(is_, place.values(), old.values())):
                 place.clear()
                 place.update(old)
@@ -70,13 +72,19 @@ def tensors_of(
     tree,  # arguments or result of a function
 ):         # list of tensors
     "List the tensors in lists, tuples and dicts."
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (tuple, list)):
-        return []
-    return [v for part in tree for v in tensors_of(part)]
+    found = []
+    _add_tensors(found, (tree,))
+    return found
+
+
+def _add_tensors(found, parts):
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif isinstance(part, dict):
+            _add_tensors(found, part.values())
+        elif isinstance(part, (tuple, list)):
+            _add_tensors(found, part)
 
 
 def replaced(f, tree):
@@ -378,7 +386,9 @@ def physical(
 ):             # (rows,...)
     "Look at the values of all examples behind a tensor."
     value, dim = _functorch._unwrap_batched(x, level)
-    return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
+    if dim is None:
+        return value.expand(rows, *value.shape)
+    return value if dim == 0 else value.movedim(dim, 0)
 
 
 def logical(
@@ -389,14 +399,13 @@ def logical(
     return _functorch._add_batch_dim(value, 0, level)
 
 
-@contextmanager
-def outside():
+class outside:
     "A context in which torch computes with the values of all examples."
-    layer = _functorch.pop_dynamic_layer_stack()
-    try:
-        yield
-    finally:
-        _functorch.push_dynamic_layer_stack(layer)
+    def __enter__(self):
+        self.layer = _functorch.pop_dynamic_layer_stack()
+
+    def __exit__(self, *error):
+        _functorch.push_dynamic_layer_stack(self.layer)
 
 
 def beneath():

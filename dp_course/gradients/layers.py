@@ -849,7 +849,7 @@ def folded(
     if x.dim() == 1 + dims:
         return x, 1
     n = x.shape[1]
-    return (x.flatten(0, 1) if n == 1 else x.transpose(0, 1).flatten(0, 1)), n
+    return (x.squeeze(1) if n == 1 else x.transpose(0, 1).flatten(0, 1)), n
 
 
 def unfolded(
@@ -861,7 +861,7 @@ def unfolded(
         return y
     rows, n = shape[:2]
     if n == 1:
-        return as_made(y, (rows, 1, *y.shape[1:]))
+        return y.unsqueeze_(1)  # no view, so that an activation may work in place
     return y.unflatten(0, (n, rows)).transpose(0, 1).contiguous()
 
 # %% ../../nbs/workshop/gradients/layers.ipynb #1b7a01dc

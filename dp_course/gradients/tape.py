@@ -143,7 +143,8 @@ class Substitutes:
             y = rule(self.tape, x, *args, **kwargs)
         if y is NotImplemented:
             return y
-        self.tape.uses.update(learnt)
+        for key in learnt:
+            self.tape.uses[key] += 1
         return logical(y, self.level)
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #4de24a2c
