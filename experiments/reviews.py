@@ -1,7 +1,7 @@
 """How well does a private network tell praise from blame in sentences of film reviews?
 
     pip download --no-binary :all: --no-deps vaderSentiment==2.5 -d ~/.cache/dp_course
-    python -m experiments.reviews        a quarter of an hour of one thread
+    python -m experiments.reviews        a quarter of an hour of one core
 
 The archive (MIT; Hutto & Gilbert 2014, *VADER*) holds 10,605 sentences that Pang & Lee took from
 film reviews, each with the mean of some twenty people's ratings from -4 to 4. Above 0 is praise,
@@ -15,7 +15,7 @@ counts. So each word gets its number from CRC-32, which knows no text; words tha
 share a vector. One network averages the vectors of a sentence's words, the other puts a DPLSTM
 before the average. Each trains at (3, 1e-5), at (8, 1e-5) and without privacy; the unit is one
 sentence. Every side has the same steps, optimizer, falling rate and grid of rates. The rate with
-the best mean over three seeds on the held-out sentences trains with three other seeds and is
+the best mean over two seeds on the held-out sentences trains with three other seeds and is
 tested at the last step. The choice of the rate is not part of the guarantee. The other settings
 were chosen by hand, on the held-out sentences, in 41 runs before these.
 """
@@ -24,6 +24,7 @@ import re
 import tarfile
 import time
 from functools import partial
+from itertools import product
 from zlib import crc32
 
 import torch
@@ -47,7 +48,7 @@ BATCH, STEPS, DELTA, CLIP = 512, 200, 1e-5, .1
 MODELS = "mean of words", "DPLSTM"
 EPS = 3., 8., None                    # None: no privacy
 RATES = .003, .01, .03, .1, .3, 1.
-TUNING_SEEDS, SEEDS = (100, 101, 102), (0, 1, 2)
+TUNING_SEEDS, SEEDS = (100, 101), (0, 1, 2)
 PROBES = 41  # runs on the held-out sentences by which the other settings were chosen
 
 
@@ -164,9 +165,10 @@ def main():
     record["larger_class"] = max(praise, 1 - praise)
     to_tune = Examples(*train, *held_out, name="film reviews", held_out=True)
     to_test = Examples(*train, *test, name="film reviews")
-    record["rows"] = [row for model in MODELS for eps in EPS
-                      for row in rows_of(model, eps, to_tune, to_test)]
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    record["rows"] = []
+    for model, eps in product(MODELS, EPS):
+        record["rows"] += rows_of(model, eps, to_tune, to_test)
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 "Experiments: one harness for every sweep; its recipes still make the recorded rows."
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from experiments import (  # noqa: E402
     normalization,
     ordinary,
     plain,
+    reviews,
     scaling,
     shifted,
     tricks,
@@ -252,3 +254,51 @@ def test_an_ordinary_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path
     assert [row["test_accuracy"] for row in rest] == [row["test_accuracy"] for row in whole]
     weights = [torch.load(tmp_path/name, weights_only=True)["model"] for name in ("whole", "cut")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+# ---- sentences of film reviews
+
+LINES = [f"{n}\t{(-1)**n*.5}\tthe {n}th film is {'dull' if n % 2 else 'bright'}"
+         for n in range(600)]
+
+
+def test_a_sentence_is_praise_or_blame_and_lies_in_one_part():
+    more = ["600\t0\tit is a film", "601\t-1.5\tThe 2th film is bright!", "602\t.1\tgood"]
+    found = reviews.rated(LINES + more)
+    assert len(found) == 601 and found["good",]
+    assert all(found[words] == ("bright" in words or "good" in words) for words in found)
+    parts = reviews.parts(found, tested=200, held=100)
+    assert [len(y) for _, y in parts] == [200, 100, 301]
+    rows = torch.cat([x for x, _ in parts]).tolist()
+    assert sorted(rows) == sorted(reviews.encoded(list(found)).tolist())
+    again = reviews.parts(found, tested=200, held=100)
+    assert all(torch.equal(x, y) for x, y in zip(parts[0], again[0]))
+
+
+def test_the_number_of_a_word_depends_on_no_other_sentence():
+    together, alone = (reviews.encoded(words) for words in (
+        [("a", "dull", "film"), ("film",)*40], [("film",)]))
+    assert (together[0] > 0).sum() == 3 and (together[1] == alone[0, -1]).all()
+    assert together[0, -1] == alone[0, -1] and together.max() < reviews.PLACES
+
+
+@pytest.mark.parametrize("model", reviews.MODELS)
+@pytest.mark.parametrize("eps", [8., None])
+def test_a_miniature_of_the_reviews(model, eps):
+    _, held_out, train = reviews.parts(reviews.rated(LINES), tested=30, held=30)
+    data = Examples(*train, *held_out, held_out=True)
+    network = reviews.trained(data, model, eps, lr=.3, seed=0, steps=3)
+    assert torch.isfinite(network(held_out[0])).all()
+
+
+@pytest.mark.parametrize("best, fits", [(.003, False), (.03, True), (1., False)])
+def test_the_best_rate_has_a_worse_neighbour_on_either_side(monkeypatch, best, fits):
+    def row_of(data, stage, lr, **cell):
+        return dict(stage=stage, lr=lr, accuracy=1 - abs(math.log(lr/best))/10)
+    monkeypatch.setattr(reviews, "row_of", row_of)
+    if not fits:
+        with pytest.raises(ValueError, match=f"lr={best:g} is at the edge of the grid"):
+            reviews.rows_of("DPLSTM", 8., None, None)
+        return
+    rows = harness.chosen(reviews.rows_of("DPLSTM", 8., None, None), stage="final")
+    assert [row["lr"] for row in rows] == [best]*3
