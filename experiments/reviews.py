@@ -37,7 +37,13 @@ from dp_course.data import Examples
 from dp_course.gradients import FlatClip
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import Schedule, Trainer
-from experiments.harness import accuracy, cells_by_rate, new_record, parser_of, train_without_privacy
+from experiments.harness import (
+    accuracy,
+    cells_by_rate,
+    new_record,
+    parser_of,
+    train_without_privacy,
+)
 
 ARCHIVE = "vaderSentiment-2.5.tar.gz"
 INSIDE = "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz"
