@@ -22,6 +22,7 @@ from experiments import (  # noqa: E402
     normalization,
     ordinary,
     plain,
+    reviews,
     scaling,
     shifted,
     tricks,
@@ -252,3 +253,50 @@ def test_an_ordinary_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path
     assert [row["test_accuracy"] for row in rest] == [row["test_accuracy"] for row in whole]
     weights = [torch.load(tmp_path/name, weights_only=True)["model"] for name in ("whole", "cut")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+# ---- sentences of film reviews
+
+LINES = [f"{n}\t{(-1)**n*.5}\tthe {n}th film is {'dull' if n % 2 else 'bright'}"
+         for n in range(600)]
+
+
+def test_a_sentence_is_praise_or_blame_and_lies_in_one_part():
+    more = ["600\t0\tit is a film", "601\t-1.5\tThe 2th film is bright!", "602\t.1\tgood"]
+    found = reviews.rated(LINES + more)
+    assert len(found) == 601 and found["good",]
+    assert all(found[words] == ("bright" in words or "good" in words) for words in found)
+    parts = reviews.parts(found, tested=200, held=100)
+    assert [len(y) for _, y in parts] == [200, 100, 301]
+    pairs = [torch.column_stack(part) for part in parts]
+    true = torch.column_stack([reviews.encoded(list(found)), torch.tensor(list(found.values()))])
+    assert sorted(torch.cat(pairs).tolist()) == sorted(true.tolist())
+    again = reviews.parts(found, tested=200, held=100)
+    assert all(torch.equal(x, y) for x, y in zip(parts[0], again[0]))
+
+
+def test_the_number_of_a_word_depends_on_no_other_sentence():
+    together, alone = (reviews.encoded(words) for words in (
+        [("a", "dull", "film"), ("film",)*40], [("film",)]))
+    assert (together[1] == alone[0, -1]).all() and together.max() < reviews.PLACES
+    *before, dull, film = together[0].tolist()
+    assert film == alone[0, -1] != dull and sum(number > 0 for number in before) == 1
+
+
+@pytest.mark.parametrize("model", reviews.MODELS)
+@pytest.mark.parametrize("eps", [8., None])
+def test_a_miniature_of_the_reviews(model, eps):
+    _, held_out, train = reviews.parts(reviews.rated(LINES), tested=30, held=30)
+    data = Examples(*train, *held_out, held_out=True)
+    network = reviews.trained(data, model, eps, lr=.3, seed=0, steps=3)
+    assert torch.isfinite(network(held_out[0])).all()
+
+
+@pytest.mark.parametrize("best", [.0125, .1, .8])
+def test_reviews_are_tuned_on_held_out_sentences_alone(monkeypatch, best):
+    def row_of(data, **cell):
+        assert data == ("held out" if cell["stage"] == "tune" else "test")
+        return next(falling_away([cell], best))
+    monkeypatch.setattr(reviews, "row_of", row_of)
+    rows = harness.chosen(reviews.rows_of("DPLSTM", 8., "held out", "test"), stage="final")
+    assert [(row["lr"], row["seed"]) for row in rows] == [(best, seed) for seed in range(3)]
