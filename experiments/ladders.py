@@ -1,4 +1,4 @@
-"""De et al.'s ladder twice: at equal compute and at equal steps (lesson 12).
+"""De et al.'s ladder twice: on as many images and in as many steps (lesson 12).
 
     python -m experiments ladders compute    + large batch, + WS, + views on as many images
     python -m experiments ladders steps      the same, in as many steps

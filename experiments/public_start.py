@@ -1,6 +1,9 @@
 """What a start from public images buys (lesson 19): CIFAR-100 to CIFAR-10.
 
     python -m experiments public_start papernot   their networks, last layer, eps .32 to 2.12
+    python -m experiments public_start wide       a last layer of ten times the width
+    python -m experiments public_start two        the last two layers, eps 2, 4, 8, as Abadi et al.
+    python -m experiments public_start whole      all parameters without privacy
     python -m experiments public_start heads      today's network: layers, units, views, batches
     python -m experiments public_start plain      the same features without privacy
     python -m experiments public_start layers     head, norms, adapters or all layers, eps = 2
@@ -15,12 +18,13 @@ every row of it counts as a tuning run. Features of a network are computed once 
 import hashlib
 import sys
 import time
+from copy import deepcopy
 from functools import lru_cache, partial
 
 import torch
 
 from dp_course.basics import data_root
-from dp_course.data import Examples, Views, load
+from dp_course.data import Examples, Views, load, views
 from dp_course.features import (
     PublicMetric,
     describe,
@@ -38,6 +42,7 @@ from dp_course.gradients import (
 from dp_course.models import linear_head
 from dp_course.privacy import PrivacyPlan
 from dp_course.training import HeadFirst, Schedule, Trainer
+from experiments.harness import accuracy as accuracy_of_images
 from experiments.harness import lines_of, lines_without_privacy, train_without_privacy
 
 NAME = "public_start"
@@ -204,7 +209,72 @@ def run_layers(cell, model=None, z=None, data=None):
                      seconds, test_accuracy=trainer.evaluate())]
 
 
-RUN = {"head": run_head, "plain": run_plain, "layers": run_layers}
+# ---- the last two layers of Papernot et al.'s network, and all of them without privacy
+
+def started(net):
+    "A public network with a head that begins at zero, and how its images are normalized."
+    model, _ = load_public_net(net)
+    public = load("cifar100")
+    z = describe(model, public, public.train_x[:5000], "last")[:, 0]
+    return new_head(model, z, 10), public
+
+
+@lru_cache(maxsize=1)
+def behind_convolutions(net):
+    "CIFAR-10 as the frozen convolutions see it, and the layers behind them."
+    model, public = started(net)
+    *convolutions, _, relu, centre, head = model
+    fully_connected = torch.nn.Sequential(model[-4], relu, centre, head)
+    below = torch.nn.Sequential(*convolutions, torch.nn.Identity())  # which `describe` leaves out
+    data = load("cifar10")
+    def seen(x):
+        return describe(below, public, x, "last")[:, 0].float()
+    data = Examples(seen(data.train_x), data.train_y, test_x=seen(data.test_x),
+                    test_y=data.test_y, name="cifar10 (public convolutions)",
+                    classes=data.classes)
+    return data, fully_connected
+
+
+def run_two(cell, data=None, model=None):
+    "Two fully connected layers under DP; the first begins with its public weights."
+    if data is None:
+        data, model = behind_convolutions(cell["net"])
+    data = data.split(SPLIT) if cell["stage"] == "tune" else data
+    plan = PrivacyPlan(n=len(data), batch_size=cell["batch"]*len(data)/N, steps=cell["steps"],
+                       eps=cell["eps"], delta=DELTA)
+    trainer = Trainer(deepcopy(model), data, plan, clip=FlatClip(1.), seed=cell["seed"],
+                      optimizer=partial(torch.optim.SGD, lr=cell["lr"]),
+                      callbacks=[Schedule(cell["lr"], "linear", plan.steps)], micro_batch=512)
+    began = time.process_time()
+    trainer.fit()
+    return [lines_of(sys.modules[__name__], cell | dict(max_norm=1.), trainer,
+                     time.process_time() - began, test_accuracy=trainer.evaluate())]
+
+
+def one_view(x, generator):
+    return views(x, 1, generator).tree[:, 0]
+
+
+def run_whole(cell):
+    "Ordinary training of all layers, on shifted and mirrored images."
+    model, public = started(cell["net"])
+    model.requires_grad_(True)
+    data = load("cifar10").replace(mean=public.mean, std=public.std)
+    data = data.split(SPLIT) if cell["stage"] == "tune" else data
+    optimizer = torch.optim.SGD(model.parameters(), cell["lr"], momentum=.9, nesterov=True,
+                                weight_decay=5e-4)
+    half = settled_precision("auto") == "bf16"
+    steps, began = int(cell["steps"]), time.process_time()
+    train_without_privacy(model, data, optimizer, int(cell["batch"]), steps,
+                          torch.Generator().manual_seed(cell["seed"]), one_view, half)
+    settings = cell | dict(precision="bf16" if half else "float32", momentum=.9)
+    return [lines_without_privacy(sys.modules[__name__], settings, data,
+                                  time.process_time() - began, step=steps,
+                                  test_accuracy=accuracy_of_images(model, data))]
+
+
+RUN = {"head": run_head, "plain": run_plain, "layers": run_layers, "two": run_two,
+       "whole": run_whole}
 
 
 def run(cell, **given):
@@ -277,18 +347,50 @@ def tuning_papernot(recorded):
 
 
 def papernot(recorded):
-    "Tables 3 and 4: three seeds of Max-100, one of the others; what the public unit is worth."
+    "Tables 3 and 4, three seeds; what the public unit is worth."
     if not is_there("max-100"):
         return []
     cells, best = tuning_papernot(recorded)
     if not best:
         return cells
     final = [best[eps] | dict(stage="final", seed=seed) for seed in SEEDS for eps in reversed(EPS)]
-    others = [cell | dict(net=net) for net in THEIRS[1:3] if is_there(net)
-              for cell in final if cell["seed"] == 0]
+    others = [cell | dict(net=net) for net in THEIRS[1:3] if is_there(net) for cell in final]
     unit = [final[0] | dict(power=None), final[0] | dict(power=0.)]
-    wide = [unit[1] | dict(net="wide-100")] if is_there("wide-100") else []  # without its unit:
-    return cells + final + others + unit + wide  # 10,240 features have 10,240^2 covariances
+    return cells + final + others + unit
+
+
+def wide(recorded):
+    "Each width with its own rate; without the unit: 10,240 features have 10,240^2 covariances."
+    cells = []
+    for net in filter(is_there, ("max-100", "wide-100")):
+        first = head_cell(net, layers="last", power=0., within=False)
+        tried, best = greedy(recorded, first, rates(4., 16.), rates(2., 32.))
+        cells += tried
+        if best:
+            cells += [best | dict(stage="final", seed=seed) for seed in SEEDS]
+    return cells
+
+
+def two(recorded):
+    "Abadi et al. move CIFAR-100 to CIFAR-10, too, and train two layers: three rates each."
+    if not is_there("max-100"):
+        return []
+    cells = []
+    for eps in (2., 4., 8.):
+        first = dict(kind_of_run="two", stage="tune", net="max-100", what="two", batch=2048.,
+                     steps=100, lr=1., eps=eps, seed=0)
+        tried, best = greedy(recorded, first, rates(.5, 2.), rates(.25, 4.))
+        cells += tried
+        if best:
+            cells += [best | dict(stage="final", seed=seed) for seed in SEEDS]
+    return cells
+
+
+def whole(recorded):
+    "One rate, one seed: their line without privacy is one number, too."
+    cell = dict(kind_of_run="whole", stage="final", net="max-100", what="all", batch=128.,
+                steps=10*N//128, lr=.02, eps=None, seed=0)
+    return [cell] if is_there("max-100") else []
 
 
 TURNS = (
@@ -344,4 +446,5 @@ def layers(recorded):
     return tried + ([best | dict(stage="final")] if best else [])
 
 
-PARTS = {"papernot": papernot, "heads": heads, "plain": plain, "layers": layers}
+PARTS = {"papernot": papernot, "wide": wide, "two": two, "whole": whole, "heads": heads,
+         "plain": plain, "layers": layers}
