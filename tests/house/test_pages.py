@@ -1,9 +1,12 @@
 "Code on the pages that people read first: it runs as it stands, and a type checker accepts it."
+import ast
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +41,24 @@ def test_the_code_of_the_first_page_runs_as_it_stands(first, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     exec(compile(first, "README.md", "exec"), {})
     assert "test accuracy 9" in capsys.readouterr().out and (tmp_path/"model.pt").exists()
+
+
+def test_lightning_takes_the_steps_of_opacus_loop(tmp_path, monkeypatch):
+    "The lines for Lightning in the place of the loop: the engine's steps and ε are the page's."
+    pytest.importorskip("lightning")
+    monkeypatch.chdir(tmp_path)
+    page = json.loads((ROOT/"nbs/pages/from_opacus.ipynb").read_text(encoding="utf-8"))["cells"]
+    start, run = [c for c in page if c["cell_type"] == "code"][:2]
+    [lines] = re.findall(r"(?s)```python\n(.*?)```", "".join(page[-1]["source"]))
+    body = ast.parse("".join(run["source"])).body
+    [loop] = [i for i, node in enumerate(body) if isinstance(node, ast.For)]
+    body[loop:loop + 1] = ast.parse(lines).body
+    names = {"np": np}
+    exec("".join(start["source"]), names)
+    exec(compile(ast.Module(body, []), "from_opacus", "exec"), names)
+    plan, eps = eval("".join(run["outputs"][0]["data"]["text/plain"]), names)
+    assert names["engine"].accountant.history == [tuple(plan[k] for k in ("sigma", "q", "steps"))]
+    assert names["engine"].get_epsilon(1e-5) == pytest.approx(eps, abs=1e-6)
 
 
 @pytest.mark.slow
