@@ -34,7 +34,7 @@ from .isolation import is_batched as is_batched
 from .isolation import logical as logical
 from .isolation import outside as outside
 from .isolation import physical as physical
-from .isolation import refusing_batched as refusing_batched
+from .isolation import refuse_modes as refuse_modes
 from .isolation import replaced as replaced
 from .isolation import row_by_row as row_by_row
 from .isolation import tensors_of as tensors_of

@@ -406,8 +406,8 @@ def _warn_of_kept_rows(model, n):
                           "inputs", stacklevel=6)
 
 
-def _warn_of_idle(model, loss_fn, x, y):
-    "Name the parameters that the loss of an example does not depend on: they learn noise."
+def _gradient_of_one(model, loss_fn, x, y):  # list; None: a parameter was not used
+    "The gradient of the first row, by plain autograd."
     x, y = take((x, y), slice(1))
     params = trainable(model)
     with forgetting(model), torch.enable_grad():
@@ -416,7 +416,30 @@ def _warn_of_idle(model, loss_fn, x, y):
         found = [None]*len(params)
         if loss.requires_grad:
             found = torch.autograd.grad(loss, [*params.values()], allow_unused=True)
-    idle = [name for name, g in zip(params, found) if g is None]
+    return found
+
+
+def _lost(model, found, norms):
+    "Which parameters have a gradient, and none for an engine."
+    pairs = zip(trainable(model), found, norms)
+    return [name for name, g, n in pairs if g is not None and g.to_dense().any() and not n.any()]
+
+
+def _check_reached(model, loss_fn, engine, x, y, norms):
+    "Name the parameters that would learn noise: an engine loses their gradient, or no loss has one."
+    # ValueError
+    first = _first_views(x, y)
+    found = _gradient_of_one(model, loss_fn, *first)
+    idle = [name for name, g in zip(trainable(model), found) if g is None]
+    lost = _lost(model, found, norms)
+    if lost:  # or a draw, as of stochastic depth, left them out
+        model.eval()
+        _, norms = engine(model, loss_fn, x, y, FlatClip(1.))
+        lost = _lost(model, _gradient_of_one(model, loss_fn, *first), norms)
+    if lost:
+        raise ValueError(f"the gradient of {', '.join(lost[:4])} gets lost: a function that "
+                         "torch runs as a whole uses it, such as one of torch.jit.script; call the "
+                         "plain Python function")
     if idle:
         named = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
         warnings.warn(f"these parameters will get noise only: {named}. The loss of a made-up "
@@ -455,11 +478,11 @@ def name_of(engine):
     return getattr(engine, "__name__", type(engine).__name__)
 
 
-def _check_engine(engine, model, loss_fn, x, y):
+def _check_engine(engine, model, loss_fn, x, y):  # the loop's norms (l,b)
     "Compare an engine that is none of ours with the loop, on made-up rows and without dropout."
     model.eval()
     clip = FlatClip(1e-2)
-    want, _ = loop_grad_sum(model, loss_fn, x, y, clip)
+    want, lengths = loop_grad_sum(model, loss_fn, x, y, clip)
     got, norms = _tried("the engine", "It gets (model, loss_fn, x, y, clip) and returns a dict of "
                         "clipped sums and norms (l,b)", engine, model, loss_fn, x, y, clip)
     if list(got) != list(want) or tuple(norms.shape) != (len(want), count(y)):
@@ -472,6 +495,7 @@ def _check_engine(engine, model, loss_fn, x, y):
     if not off <= (.05 if half else .01)*max(length, 1e-2):
         raise ValueError(f"the engine is off the loop by {off/max(length, 1e-300):.2g} of the "
                          "clipped sum, on made-up rows: compare it with loop_grad_sum")
+    return lengths
 
 
 def check_run(
@@ -520,11 +544,12 @@ def _try_rows(trainer, model, reader):  # bool: do training rows have the form o
         _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
         x, y = made
     way = _try_model(model, loss_fn, data, x, y)
-    if not is_ours(trainer._asked_engine):
-        _check_engine(trainer._asked_engine, model, loss_fn, x, y)
+    if is_ours(trainer._asked_engine):
+        engine = trainer.engine
+        _, norms = _tried("the gradient", way, engine, model, loss_fn, x, y, FlatClip(1.))
     else:
-        _tried("the gradient", way, trainer.engine, model, loss_fn, x, y, FlatClip(1.))
-    _tried("the gradient", way, _warn_of_idle, model, loss_fn, *_first_views(x, y))
+        engine, norms = loop_grad_sum, _check_engine(trainer._asked_engine, model, loss_fn, x, y)
+    _tried("the gradient", way, _check_reached, model, loss_fn, engine, x, y, norms)
     return _form(_first_views(x, y)[0]) == tested
 
 

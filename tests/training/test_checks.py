@@ -15,6 +15,7 @@ from innocents import Table, Two
 from leaks import noise
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import generator as gen
 from toys import loss
 
@@ -380,6 +381,20 @@ class Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.number += 1
         return func(*args, **(kwargs or {}))
+
+
+class Kernels(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Calls, Kernels])
+def test_a_mode_around_a_step_would_see_all_rows(mode):
+    run = trainer()
+    with mode(), pytest.raises(ValueError, match=f"{mode.__name__}: a mode would be told"):
+        run.step()
+    with torch.device("cpu"):  # torch's own
+        assert run.step().t == 1
 
 
 def test_a_linear_model_is_looked_at_with_few_calls_of_torch():
