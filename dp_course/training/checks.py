@@ -426,7 +426,7 @@ def _lost(model, found, norms):
 
 
 def _check_reached(model, loss_fn, engine, x, y, norms):
-    "Name the parameters that would learn noise: an engine loses their gradient, or no loss has one."
+    "Name parameters that would learn noise: an engine loses their gradient, or no loss has one."
     # ValueError
     first = _first_views(x, y)
     found = _gradient_of_one(model, loss_fn, *first)
