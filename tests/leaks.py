@@ -746,8 +746,8 @@ def read_aloud(x):
     return x + sum(map(float, shown))
 
 
-def seeds_by_another_name(x, generator=torch.default_generator):
-    generator.manual_seed(0)
+def seeds_by_another_name(x):
+    torch.default_generator.manual_seed(0)
     return F.dropout(x, .5)
 
 
@@ -1179,3 +1179,5 @@ def answer(name, options, engine):  # "apart", "moved", or why it was refused
         return "moved" if moves(options, engine, hows) else "apart"
     except (ValueError, RuntimeError, NotImplementedError) as error:
         return str(error) or "refused"
+    finally:
+        HELD.clear()

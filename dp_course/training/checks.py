@@ -51,6 +51,7 @@ def check_model(
     if not params:
         raise ValueError(f"{type(model).__name__} has nothing to train: set requires_grad where it "
                          "shall learn")
+    _check_state(model, params)
     devices = sorted({str(p.device) for p in params.values()})
     if len(devices) > 1:
         raise ValueError(f"the model is on {', '.join(devices)}: move it to one device")
@@ -63,6 +64,22 @@ def check_model(
     finally:
         for m, training in modes.items():
             m.training = training
+
+
+def _check_state(model, params):
+    "Refuse a model whose weights cannot be watched, or would not all be in a release."
+    if any(p.is_inference() for p in params.values()) or torch.is_inference_mode_enabled():
+        raise ValueError("torch.inference_mode counts no writes into weights, which a trainer "
+                         "watches: make the model and the trainer outside of it")
+    state = model.state_dict()
+    lost = [name for name in params if name not in state]
+    if lost:
+        raise ValueError(f"state_dict() of the model holds no {', '.join(lost[:3])}, and neither "
+                         "would a release: leave state_dict as nn.Module has it")
+    more = [name for name, v in state.items() if not isinstance(v, torch.Tensor)]
+    if more:
+        raise ValueError(f"{more[0]} of state_dict() is no tensor, and a release holds tensors: "
+                         "keep it in a buffer, or leave get_extra_state out")
 
 
 def _warn_of_compiled(model):
@@ -113,7 +130,7 @@ def check_parts(
     "Refuse what is no list of callbacks, no number of examples, no function."
     # ValueError
     for name, f in functions.items():
-        if f is not None and not callable(f):
+        if not callable(f) and (f is not None or name == "engine"):
             raise ValueError(f"{name}={f!r:.80} is no function: help(Trainer) says what it gets "
                              "and returns")
     if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
@@ -132,7 +149,7 @@ def check_clip(
 ):
     "Refuse what is no clip, or one whose counts the plan does not pay for."
     # ValueError
-    if not callable(clip) or not hasattr(clip, "sensitivity"):
+    if isinstance(clip, type) or not callable(clip) or not hasattr(clip, "sensitivity"):
         raise ValueError(f"{clip=!r:.80} is no clip: pass FlatClip(1.), or an object with a "
                          "`sensitivity` that turns norms (l,b) into factors (l,b)")
     std = torch.as_tensor(noise_std(clip, sigma), dtype=torch.float64)
@@ -483,8 +500,12 @@ def _check_engine(engine, model, loss_fn, x, y):  # the loop's norms (l,b)
     model.eval()
     clip = FlatClip(1e-2)
     want, lengths = loop_grad_sum(model, loss_fn, x, y, clip)
-    got, norms = _tried("the engine", "It gets (model, loss_fn, x, y, clip) and returns a dict of "
-                        "clipped sums and norms (l,b)", engine, model, loss_fn, x, y, clip)
+    made = _tried("the engine", "It gets (model, loss_fn, x, y, clip) and returns a dict of "
+                  "clipped sums and norms (l,b)", engine, model, loss_fn, x, y, clip)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], dict):
+        raise ValueError(f"the engine returned {made!r:.80}: return a dict of clipped sums, and "
+                         "norms (l,b)")
+    got, norms = made
     if list(got) != list(want) or tuple(norms.shape) != (len(want), count(y)):
         raise ValueError(f"the engine returned sums of {', '.join(got)} and norms "
                          f"{tuple(norms.shape)}: return one sum for each of {', '.join(want)}, in "
