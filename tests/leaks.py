@@ -632,6 +632,21 @@ class Held(Backward):
         return g
 
 
+def unwritten(net, x):
+    "Reads the memory of a tensor that is gone."
+    gone = net.inner(x).detach() + 5.
+    del gone
+    found = torch.cat([torch.empty(8) for _ in range(N)])
+    return net.out(net.inner(x) + found.nan_to_num(0., 0., 0.).clamp(-9, 9).mean())
+
+
+def of_weights(net, x):
+    "Keeps what it has made of its weights, and with it the first example's way back."
+    if not net.kept:
+        net.kept.append(net.inner.weight*2)
+    return net.out(x @ net.kept[0].T)
+
+
 def by_its_node(net, x):
     h = net.inner(x)
     if h.requires_grad:
@@ -695,6 +710,7 @@ MEMORIES = {
     "torch.vmap": keeps(with_inner(lambda f, h: torch.vmap(f)(h))),
     "backward": in_backward(Backward, HELD), "backward, old form": in_backward(Old, HELD),
     "finalizer": keeps(by_finalizer), "forward of a Function": lambda: Net(in_forward),
+    "unwritten memory": lambda: Net(unwritten), "made of weights": lambda: Net(of_weights),
     "hook of a tensor": by_hook(lambda net, h: h),
     "hook of a parameter": by_hook(lambda net, h: net.out.weight),
     "hook of a node": lambda: Net(by_its_node), "hook of several": lambda: Net(by_multi_hook),

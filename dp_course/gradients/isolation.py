@@ -42,20 +42,31 @@ def _attributes(thing):
     return held + [of[name] for of in held for name in ("_parameters", "_buffers", "_modules")]
 
 
+def _put_back(place, old):
+    "Make a dict, list or set what it was."
+    if type(place) is not dict:
+        place.clear()
+        (place.extend if type(place) is list else place.update)(old)
+    elif place.keys() != old.keys() or not all(map(is_, place.values(), old.values())):
+        place.clear()
+        place.update(old)
+
+
 @contextmanager
 def forgetting(
     *things,  # `nn.Module`s, and functions or objects that are called
+    contents=False,  # what was put into lists, dicts and sets among the attributes, too?
 ):
     "Undo at the end whatever was assigned to attributes, parameters and buffers."
     places = [place for thing in things for place in _attributes(thing)]
+    if contents:
+        places += [v for place in places for v in place.values() if type(v) in (dict, list, set)]
     before = [place.copy() for place in places]
     try:
         yield
     finally:
         for place, old in zip(places, before):
-            if place.keys() != old.keys() or not all(map(is_, place.values(), old.values())):
-                place.clear()
-                place.update(old)
+            _put_back(place, old)
 
 # %% ../../nbs/workshop/gradients/isolation.ipynb #7dbf04a5
 # functions of `torch.func` that look under its hood
@@ -106,6 +117,9 @@ _OWN_GENERATOR = (
 _T = torch.Tensor
 _TEXTS = {_T.__repr__, _T.__format__}  # would show the numbers of all examples
 _DATA = _T.data.__get__
+_UNWRITTEN = {  # memory in which numbers of other examples may still stand
+    torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, _T.new_empty,
+    _T.new_empty_strided}
 _ABOUT = {  # what a tensor says of itself without its numbers
     _T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__,
     _T.requires_grad.__get__, _T.is_cuda.__get__, _T.is_leaf.__get__, _T.layout.__get__,
@@ -165,6 +179,8 @@ class Isolation(TorchFunctionMode):
             if func == _DATA and not is_batched(args[0]):
                 func = _T.detach  # the same, and torch counts what is written into it
             result = func(*args, **kwargs)
+            if func in _UNWRITTEN:
+                result.zero_()
         if self.noted is not None:
             self.noted.after(types, result)
         return result
@@ -599,6 +615,7 @@ class _Numbers(TorchDispatchMode):
             copy.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
         if t.requires_grad:
             copy.requires_grad_()
+            self.touched.add(copy)  # what was made of a weight has this example's way back
         self.made.add(copy)
         self.copies[id(t)] = t, copy
         return copy

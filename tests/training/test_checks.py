@@ -293,6 +293,25 @@ def test_a_model_that_no_release_could_hold_is_refused(kind, why):
         trainer(kind(5, 10))
 
 
+class Caches(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.rows, self.by_name, self.kinds = [], {"old": 1}, set()
+
+    def forward(self, x):
+        if not self.training:
+            self.rows.append(x)
+            self.by_name["last"] = x
+            self.kinds.add(x)
+        return super().forward(x)
+
+
+def test_made_up_rows_leave_nothing_in_a_model():
+    "They know the range of private ones."
+    model = trainer(Caches(5, 10)).model
+    assert (model.rows, model.by_name, model.kinds) == ([], {"old": 1}, set())
+
+
 def test_an_engine_of_ones_own_is_compared_and_named():
     def mine(model, loss_fn, x, y, clip):
         return fast_grad_sum(model, loss_fn, x, y, clip)
