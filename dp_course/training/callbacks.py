@@ -286,8 +286,8 @@ class Plateau:
         "Measure when it is time to; lower the learning rate if nothing got better for too long."
         if trainer.t % self.every:
             return
-        private = trainer.held_out or trainer.data.test_x is trainer.data.train_x
-        if self.metric is Trainer.evaluate and private:
+        exact = self.metric is Trainer.evaluate
+        if exact and (trainer.held_out or trainer.data.test_x is trainer.data.train_x):
             raise ValueError("the test part was held out of the private training set, or is that "
                              "set: pass NoisyAccuracy(...), which is noised and paid for")
         groups = trainer.optimizer.param_groups
