@@ -26,6 +26,7 @@ from .isolation import VmapStops as VmapStops
 from .isolation import alone as alone
 from .isolation import batched_tensors as batched_tensors
 from .isolation import beneath as beneath
+from .isolation import contents_put_back as contents_put_back
 from .isolation import current_level as current_level
 from .isolation import examples_apart as examples_apart
 from .isolation import explained as explained

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from ..basics import check_kind
 from ..data import (
     call_model, count, flatten_views, leaves, logits_of, losses_of, take, tree_map)
-from ..gradients import (
-    FlatClip, bookkeeping_grad_sum, eager, fast_grad_sum, forgetting, ghost_grad_sum,
-    hook_grad_sum, innermost, loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
+from dp_course.gradients import (
+    FlatClip, bookkeeping_grad_sum, contents_put_back, eager, fast_grad_sum, forgetting,
+    ghost_grad_sum, hook_grad_sum, innermost, loop_grad_sum, noise_std, tensors_of, trainable,
+    vmap_grad_sum)
 from ..privacy import PrivacyPlan
 from .formats import has_compiled_parts
 from .hints import warn_of_rows
@@ -531,7 +532,8 @@ def check_run(
     with eager(model), torch.random.fork_rng(devices):
         torch.manual_seed(0)
         try:
-            with forgetting(*called, contents=True):  # made-up rows know the range of private ones
+            # made-up rows know the range of private ones
+            with forgetting(*called), contents_put_back(*called):
                 as_tested = _try_rows(trainer, model, reader)
             trainer._weights.put_buffers_back()
             if as_tested:
