@@ -166,6 +166,17 @@ class Backward(torch.autograd.Function):
         return ctx.how(g), None
 
 
+class Node(Backward):
+    "What its `ctx` lets it do: it is a node of the graph, through which all examples go."
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        inputs[1](ctx)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
 class Old(torch.autograd.Function):
     "The same in the form that vmap does not run."
     @staticmethod
@@ -193,6 +204,14 @@ BACK = {
     "rolled": lambda g: g.roll(1, 0),
     "largest only": lambda g: g*(g.norm(dim=-1, keepdim=True) >= g.norm(dim=-1).max()),
 }
+
+
+def centred_each(grads, *_):
+    return tuple(None if g is None else centre(g) for g in grads)
+
+
+NODES = {"hook": lambda ctx: ctx.register_hook(centred_each),
+         "pre-hook": lambda ctx: ctx.register_prehook(centred_each)}
 
 
 # --- networks
@@ -448,6 +467,8 @@ NETWORKS = {  # name -> options of the trainer
         lambda h, f=f: Backward.apply(h, f))) for name, f in BACK.items()},
     **{f"back in the old form, {name}": dict(model=inside(lambda h, f=f: Old.apply(h, f)))
        for name, f in BACK.items()},
+    **{f"node, {name}": dict(model=inside(lambda h, f=f: Node.apply(h, f)))
+       for name, f in NODES.items()},
     **{f"tensor hook, {name}": dict(model=inside(partial(hooked, how=f)))
        for name, f in list(BACK.items())[:3]},
 }
@@ -575,6 +596,57 @@ def by_hook(of):
     return lambda: Net(forward)
 
 
+class Lingers:
+    "In a ring of its own, so that the collector ends it: then it hands on what it holds."
+    def __init__(self, h):
+        self.h, self.ring = h, self
+
+    def __del__(self):
+        HELD.append(self.h)
+
+
+def by_finalizer(net, h):
+    old = HELD[-1] if HELD else None
+    Lingers(h)
+    return old
+
+
+def in_forward(net, x):
+    h, old = net.inner(x), HELD[-1] if HELD else 0.
+    return net.out(Held.apply(h) + old)
+
+
+class Held(Backward):
+    "Keeps what its forward gets."
+    @staticmethod
+    def forward(x):
+        last_of(HELD, x)
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def unwritten(net, x):
+    "Reads the memory of a tensor that is gone."
+    gone = net.inner(x).detach() + 5.
+    del gone
+    found = torch.cat([torch.empty(8) for _ in range(N)])
+    return net.out(net.inner(x) + found.nan_to_num(0., 0., 0.).clamp(-9, 9).mean())
+
+
+def of_weights(net, x):
+    "Keeps what it has made of its weights, and with it the first example's way back."
+    if not net.kept:
+        net.kept.append(net.inner.weight*2)
+    return net.out(x @ net.kept[0].T)
+
+
 def by_its_node(net, x):
     h = net.inner(x)
     if h.requires_grad:
@@ -637,6 +709,8 @@ MEMORIES = {
     "torch.func.jvp": keeps(with_inner(lambda f, h: torch.func.jvp(f, (h,), (h,)))),
     "torch.vmap": keeps(with_inner(lambda f, h: torch.vmap(f)(h))),
     "backward": in_backward(Backward, HELD), "backward, old form": in_backward(Old, HELD),
+    "finalizer": keeps(by_finalizer), "forward of a Function": lambda: Net(in_forward),
+    "unwritten memory": lambda: Net(unwritten), "made of weights": lambda: Net(of_weights),
     "hook of a tensor": by_hook(lambda net, h: h),
     "hook of a parameter": by_hook(lambda net, h: net.out.weight),
     "hook of a node": lambda: Net(by_its_node), "hook of several": lambda: Net(by_multi_hook),
@@ -688,8 +762,14 @@ def read_aloud(x):
     return x + sum(map(float, shown))
 
 
+def seeds_by_another_name(x):
+    torch.default_generator.manual_seed(0)
+    return F.dropout(x, .5)
+
+
 BENEATH = {
     "dispatch mode": dict(model=inside(in_a_mode)),
+    "torch's generator": dict(model=inside(seeds_by_another_name)),
     "subclass": dict(model=keeps(by_a_subclass)),
     "text": dict(model=inside(read_aloud)),
 }
@@ -977,25 +1057,6 @@ LEAKS = {
 # --- limits, by name
 
 
-class Escapes(torch.autograd.Function):
-    "Has a rule for vmap of its own, which sees all rows."
-    @staticmethod
-    def forward(x):
-        return x - x.mean(0)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, g):
-        return g
-
-    @staticmethod
-    def vmap(info, dims, x):
-        return x - x.mean(0), dims[0]
-
-
 def into_a_file(net, h):
     "Python's own state: a number that a model writes and reads."
     path = f"{tempfile.gettempdir()}/a number of an example"
@@ -1032,7 +1093,6 @@ class Diary:
 
 ONLY_FAST, ONLY_LOOP = [fast_grad_sum], [loop_grad_sum]
 NAMED = {  # name -> options, engines in which it moves the others
-    "vmap of one's own": (dict(model=inside(Escapes.apply)), ONLY_FAST),
     "an operator's own vmap": (dict(model=inside(centred)), ONLY_FAST),
     "torch.func.debug_unwrap": (
         dict(model=of_rows(lambda x: x - torch.func.debug_unwrap(x).mean())), ONLY_FAST),
@@ -1135,3 +1195,5 @@ def answer(name, options, engine):  # "apart", "moved", or why it was refused
         return "moved" if moves(options, engine, hows) else "apart"
     except (ValueError, RuntimeError, NotImplementedError) as error:
         return str(error) or "refused"
+    finally:
+        HELD.clear()

@@ -60,10 +60,18 @@ def _no_pair(item):
     return f"an item of the Dataset is a {type(item).__name__}: it must be a pair (x, y)"
 
 
+def _own(leaf):
+    "A copy of a tensor or an array, which a Dataset may write its next item into."
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
 def _read_items(dataset, idx):
     "The items `idx` of a data set, stacked to (x, y)."
     asked = idx.tolist() or [0]
-    items = [dataset[i] for i in asked]  # `__getitems__` would show a transform the whole batch
+    # `__getitems__` would show a transform the whole batch
+    items = [tree_map(_own, dataset[i]) for i in asked]
     if not (isinstance(items[0], (tuple, list)) and len(items[0]) == 2):
         raise ValueError(_no_pair(items[0]))
     try:

@@ -90,6 +90,9 @@ def readable(
     plain = (int, float, str, list, np.generic)  # else a list of tensors: the parts of a batch
     if isinstance(x, list) and x and isinstance(x[0], plain):
         return _numbers(name, "the list", x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, and what its mask hides would be data: pass "
+                         f"{name}.filled(a fixed number), and the mask as a column of its own")
     if isinstance(x, np.ndarray) and x.dtype.kind == "O":
         return _numbers(name, "the array", x)
     if hasattr(x, "toarray") or isinstance(x, torch.Tensor) and x.layout != torch.strided:

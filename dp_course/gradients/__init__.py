@@ -11,9 +11,9 @@ __getattr__, __dir__, __all__ = _door(__name__, {
     "engines": """
         bookkeeping bookkeeping_grad_sum ghost_grad_sum hook_grad_sum norms_only reweighted""",
     "isolation": """
-        Isolation Kept VmapStops alone batched_tensors beneath current_level examples_apart
-        explained forgetting is_batched logical outside physical refusing_batched replaced
-        row_by_row tensors_of""",
+        Isolation Kept VmapStops alone batched_tensors beneath contents_put_back current_level
+        examples_apart explained forgetting is_batched logical outside physical refuse_modes
+        replaced row_by_row tensors_of""",
     "kernels": """
         COMPOSED KERNELS attention bag_of_embeddings embedding refuse_shared_table weight_norm""",
     "layers": """

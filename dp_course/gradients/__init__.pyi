@@ -26,6 +26,7 @@ from .isolation import VmapStops as VmapStops
 from .isolation import alone as alone
 from .isolation import batched_tensors as batched_tensors
 from .isolation import beneath as beneath
+from .isolation import contents_put_back as contents_put_back
 from .isolation import current_level as current_level
 from .isolation import examples_apart as examples_apart
 from .isolation import explained as explained
@@ -34,7 +35,7 @@ from .isolation import is_batched as is_batched
 from .isolation import logical as logical
 from .isolation import outside as outside
 from .isolation import physical as physical
-from .isolation import refusing_batched as refusing_batched
+from .isolation import refuse_modes as refuse_modes
 from .isolation import replaced as replaced
 from .isolation import row_by_row as row_by_row
 from .isolation import tensors_of as tensors_of

@@ -83,13 +83,20 @@ class Sensitivity(NamedTuple):
     bit_sigma:object  # std of the noise on each count
 
 
+def _as_of_now(value):
+    "A number, or a tensor that nobody else holds."
+    value = torch.as_tensor(value, dtype=torch.float64).clone()
+    return value if value.dim() else value.item()
+
+
 def sensitivity_of(
     clip,  # with `sensitivity`; perhaps `scales`, `counts` and `bit_sigma`
 ):         # `Sensitivity`
     "Ask a clip once what it promises."
-    scales = getattr(clip, "scales", None)
-    scale = clip.sensitivity if scales is None else scales
-    return Sensitivity(scale, getattr(clip, "counts", 0), getattr(clip, "bit_sigma", None))
+    scales, bit_sigma = getattr(clip, "scales", None), getattr(clip, "bit_sigma", None)
+    scale = _as_of_now(clip.sensitivity if scales is None else scales)
+    bit_sigma = None if bit_sigma is None else _as_of_now(bit_sigma)
+    return Sensitivity(scale, int(getattr(clip, "counts", 0)), bit_sigma)
 
 
 def noise_std(

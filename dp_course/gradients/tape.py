@@ -14,14 +14,13 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch._functorch.autograd_function import custom_function_call
 
 from ..basics import check_kind
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .dpsgd import trainable
-from .isolation import (
-    beneath, current_level, examples_apart, is_batched, logical, outside, physical,
-    refusing_batched, replaced, tensors_of)
+from dp_course.gradients.isolation import (
+    beneath, current_level, examples_apart, is_batched, logical, outside, physical, replaced,
+    tensors_of)
 from .kernels import COMPOSED, KERNELS
 from .layers import RULES, GhostNorm, KeptGradients, at_least_float32
 
@@ -90,7 +89,6 @@ class Substitutes:
         self.lasting = self.params.keys() | map(id, model.buffers())
         self.copies = {}  # id of a parameter -> one copy for each row: a view, without memory
         self.seen = {}    # id -> what the model gets
-        self.own_backward = False  # does the model use an autograd.Function of its own?
 
     def copied(self, t):
         "A row's own copy of a parameter, a copy of a buffer, any other tensor as it is."
@@ -110,7 +108,6 @@ class Substitutes:
 
     def by_rule(self, func, args, kwargs):
         "The result of a layer that has a rule, from the rows of all examples at once."
-        self.own_backward = self.own_backward or func is custom_function_call
         if current_level() != self.level:  # a transform of the model's own
             return NotImplemented
         if func in KERNELS:
@@ -207,8 +204,7 @@ def forward_backward(
     substitutes = Substitutes(model, tape, rules)
     with eager(model), torch.enable_grad():
         losses = _losses(model, loss_fn, rows, labels, substitutes)
-        with refusing_batched() if substitutes.own_backward else nullcontext():
-            _backward(tape, losses, substitutes.copies)
+        _backward(tape, losses, substitutes.copies)
     return tape
 
 # %% ../../nbs/workshop/gradients/tape.ipynb #db38b60c

@@ -225,13 +225,19 @@ def _sample(plan):
             f"noise with multiplier {plan.sigma:g}, correlated by a matrix of {plan.bands} bands")
 
 
+def _within(plan):
+    "Say that a run is one of several, of which the best leaves."
+    return (" It is one run of a Search: a network that was chosen among such runs costs more, as "
+            "Search.statement says." if plan._of_search else "")
+
+
 def plan_in_words(plan):  # str
     "Say the guarantee of a plan, with what it leaves out."
     return (
         f"({in_digits(plan.eps, 6)}, {in_digits(plan.delta, 6)})-differential privacy for adding "
         f"or removing {_whom(plan)}, over {plan.steps:,} steps{_and_before(plan)}. Each "
         f"{_sample(plan)}{_listed(plan.releases)}; composed by "
-        f"{plan.accountant.__name__}.{_before(plan)} "
+        f"{plan.accountant.__name__}.{_before(plan)}{_within(plan)} "
         "Not covered: hyper-parameter tuning and other runs on these data, choices made by "
         "looking at the test set, nonprivate statistics (constants of normalization that were "
         "computed from the training data, such as CIFAR's usual mean and std, are some), the "
@@ -282,6 +288,12 @@ class Budget:
             raise ValueError(f"{planned=!r:.80} spends eps = {spent:.4g}, more than {eps=:g}: "
                              "pass fewer steps, or more noise")
         self._fitted = {}
+
+    def __setattr__(self, name, value):
+        if name in ("eps", "delta", "accountant") and name in vars(self):
+            raise ValueError(f"budget.{name} cannot be changed: what was spent is told by it; make "
+                             "a new Budget")
+        super().__setattr__(name, value)
 
     @property
     def posts(self):  # dict: what -> [(q, sigma, steps), ...]

@@ -7,6 +7,7 @@ __all__ = ['RandomStopping', 'search_epsilon', 'search_noise_multiplier', 'Searc
 
 # %% ../../nbs/workshop/privacy/search.ipynb #bfa19221
 import math
+import weakref
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -157,13 +158,18 @@ def search_noise_multiplier(
             return sigma
 
 # %% ../../nbs/workshop/privacy/search.ipynb #c19e03d5
-def _model_and_score(made):
-    "What a run gave, and its score as a number."
-    # ValueError: no pair, or a score that is no number
+def _model_and_score(made, before):
+    "What a run gave, and its score as a number; `before`: id -> a parameter of earlier runs."
+    # ValueError: no pair, a score that is no number, or a network that was trained before
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise ValueError(f"train gave {made!r:.80}: it must give a pair (model, score)")
     check_number("is no score: let train give (model, number)", lambda v: not math.isnan(v),
                  score=made[1])
+    params = list(getattr(made[0], "parameters", list)())
+    if any(id(p) in before and before[id(p)]() is p for p in params):
+        raise ValueError("train gave a network with parameters of an earlier run: the one that "
+                         "leaves would owe its weights to both; make a new network in every run")
+    before.update((id(p), weakref.ref(p)) for p in params)
     return made[0], float(made[1])
 
 
@@ -229,10 +235,10 @@ class Search:
             raise ValueError(f"{candidates=}: pass a list of settings to choose from")
         secret = new_seed(seed)
         coins, noise = secret.generator("sample", 0), Stream(secret.key, "score")
-        best, highest = None, None
+        best, highest, before = None, None, {}
         for _ in range(self.tries.draw(coins)):
             chosen = torch.randint(len(candidates), (), generator=coins).item()
-            model, score = _model_and_score(train(candidates[chosen], self.plan))
+            model, score = _model_and_score(train(candidates[chosen], self.plan), before)
             if self.score_sigma is not None:
                 score += self.score_sigma*normal((), noise).item()
             if highest is None or score > highest:

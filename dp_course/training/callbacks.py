@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from ..basics import check_count, check_kind, check_number
+from ..data import call_model, logits_of
+from ..gradients import eager, row_by_row
 from ..privacy import charged
 from .checks import refuse_units
 from .formats import plain_name, plain_state, uncompiled
@@ -284,9 +286,10 @@ class Plateau:
         "Measure when it is time to; lower the learning rate if nothing got better for too long."
         if trainer.t % self.every:
             return
-        if self.metric is Trainer.evaluate and trainer.held_out:
-            raise ValueError("the test part was held out of the private training set: pass "
-                             "NoisyAccuracy(...), which is noised and paid for")
+        exact = self.metric is Trainer.evaluate
+        if exact and (trainer.held_out or trainer.data.test_x is trainer.data.train_x):
+            raise ValueError("the test part was held out of the private training set, or is that "
+                             "set: pass NoisyAccuracy(...), which is noised and paid for")
         groups = trainer.optimizer.param_groups
         value = float(self.metric(trainer))
         better = value > self.best + self.threshold
@@ -309,13 +312,27 @@ class Plateau:
 
 # %% ../../nbs/workshop/training/callbacks.ipynb #70c8f2eb
 @torch.no_grad()
-def _correct(trainer, x, y, chunk=2048):
+def _correct(trainer, x, y, chunk=256):
     "Count the examples that the trainer's model gets right: private, to be noised at once."
-    training, correct = trainer.model.training, 0
-    for output, labels in trainer.outputs(zip(x.split(chunk), y.split(chunk))):
-        correct = correct + (output.argmax(1) == labels).sum()
-    trainer.model.train(training)
-    return int(correct)
+    # One at a time: in a batch, one example could change what the model says of the others
+    model, reader, correct = trainer.model, trainer._reader(), 0
+    training = model.training
+    model.eval()
+
+    def is_right(x, y):
+        return logits_of(call_model(model, x)).argmax(1) == y
+
+    with eager(model):
+        for rows, labels in zip(x.split(chunk), y.split(chunk)):
+            found = row_by_row(is_right, reader.input(rows), labels.to(trainer.device),
+                               who="the model", things=[model])
+            if found.shape != labels.shape:
+                raise ValueError(f"{tuple(found.shape[1:])} answers for each example: an accuracy "
+                                 "counts one, so let the model give one row of scores for each")
+            correct += int(found.sum())
+    model.train(training)
+    trainer._check_weights()
+    return correct
 
 
 def _place(metric, trainer):

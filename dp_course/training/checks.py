@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from ..basics import check_kind
 from ..data import (
     call_model, count, flatten_views, leaves, logits_of, losses_of, take, tree_map)
-from ..gradients import (
-    FlatClip, bookkeeping_grad_sum, eager, fast_grad_sum, forgetting, ghost_grad_sum,
-    hook_grad_sum, innermost, loop_grad_sum, noise_std, tensors_of, trainable, vmap_grad_sum)
+from dp_course.gradients import (
+    FlatClip, bookkeeping_grad_sum, contents_put_back, eager, fast_grad_sum, forgetting,
+    ghost_grad_sum, hook_grad_sum, innermost, loop_grad_sum, noise_std, tensors_of, trainable,
+    vmap_grad_sum)
 from ..privacy import PrivacyPlan
 from .formats import has_compiled_parts
 from .hints import warn_of_rows
@@ -51,6 +52,7 @@ def check_model(
     if not params:
         raise ValueError(f"{type(model).__name__} has nothing to train: set requires_grad where it "
                          "shall learn")
+    _check_state(model, params)
     devices = sorted({str(p.device) for p in params.values()})
     if len(devices) > 1:
         raise ValueError(f"the model is on {', '.join(devices)}: move it to one device")
@@ -63,6 +65,22 @@ def check_model(
     finally:
         for m, training in modes.items():
             m.training = training
+
+
+def _check_state(model, params):
+    "Refuse a model whose weights cannot be watched, or would not all be in a release."
+    if any(p.is_inference() for p in params.values()) or torch.is_inference_mode_enabled():
+        raise ValueError("torch.inference_mode counts no writes into weights, which a trainer "
+                         "watches: make the model and the trainer outside of it")
+    state = model.state_dict()
+    lost = [name for name in params if name not in state]
+    if lost:
+        raise ValueError(f"state_dict() of the model holds no {', '.join(lost[:3])}, and neither "
+                         "would a release: leave state_dict as nn.Module has it")
+    more = [name for name, v in state.items() if not isinstance(v, torch.Tensor)]
+    if more:
+        raise ValueError(f"{more[0]} of state_dict() is no tensor, and a release holds tensors: "
+                         "keep it in a buffer, or leave get_extra_state out")
 
 
 def _warn_of_compiled(model):
@@ -113,7 +131,7 @@ def check_parts(
     "Refuse what is no list of callbacks, no number of examples, no function."
     # ValueError
     for name, f in functions.items():
-        if f is not None and not callable(f):
+        if not callable(f) and (f is not None or name == "engine"):
             raise ValueError(f"{name}={f!r:.80} is no function: help(Trainer) says what it gets "
                              "and returns")
     if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
@@ -132,7 +150,7 @@ def check_clip(
 ):
     "Refuse what is no clip, or one whose counts the plan does not pay for."
     # ValueError
-    if not callable(clip) or not hasattr(clip, "sensitivity"):
+    if isinstance(clip, type) or not callable(clip) or not hasattr(clip, "sensitivity"):
         raise ValueError(f"{clip=!r:.80} is no clip: pass FlatClip(1.), or an object with a "
                          "`sensitivity` that turns norms (l,b) into factors (l,b)")
     std = torch.as_tensor(noise_std(clip, sigma), dtype=torch.float64)
@@ -406,8 +424,8 @@ def _warn_of_kept_rows(model, n):
                           "inputs", stacklevel=6)
 
 
-def _warn_of_idle(model, loss_fn, x, y):
-    "Name the parameters that the loss of an example does not depend on: they learn noise."
+def _gradient_of_one(model, loss_fn, x, y):  # list; None: a parameter was not used
+    "The gradient of the first row, by plain autograd."
     x, y = take((x, y), slice(1))
     params = trainable(model)
     with forgetting(model), torch.enable_grad():
@@ -416,7 +434,30 @@ def _warn_of_idle(model, loss_fn, x, y):
         found = [None]*len(params)
         if loss.requires_grad:
             found = torch.autograd.grad(loss, [*params.values()], allow_unused=True)
-    idle = [name for name, g in zip(params, found) if g is None]
+    return found
+
+
+def _lost(model, found, norms):
+    "Which parameters have a gradient, and none for an engine."
+    pairs = zip(trainable(model), found, norms)
+    return [name for name, g, n in pairs if g is not None and g.to_dense().any() and not n.any()]
+
+
+def _check_reached(model, loss_fn, engine, x, y, norms):
+    "Name parameters that would learn noise: an engine loses their gradient, or no loss has one."
+    # ValueError
+    first = _first_views(x, y)
+    found = _gradient_of_one(model, loss_fn, *first)
+    idle = [name for name, g in zip(trainable(model), found) if g is None]
+    lost = _lost(model, found, norms)
+    if lost:  # or a draw, as of stochastic depth, left them out
+        model.eval()
+        _, norms = engine(model, loss_fn, x, y, FlatClip(1.))
+        lost = _lost(model, _gradient_of_one(model, loss_fn, *first), norms)
+    if lost:
+        raise ValueError(f"the gradient of {', '.join(lost[:4])} gets lost: a function that "
+                         "torch runs as a whole uses it, such as one of torch.jit.script; call the "
+                         "plain Python function")
     if idle:
         named = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
         warnings.warn(f"these parameters will get noise only: {named}. The loss of a made-up "
@@ -455,13 +496,17 @@ def name_of(engine):
     return getattr(engine, "__name__", type(engine).__name__)
 
 
-def _check_engine(engine, model, loss_fn, x, y):
+def _check_engine(engine, model, loss_fn, x, y):  # the loop's norms (l,b)
     "Compare an engine that is none of ours with the loop, on made-up rows and without dropout."
     model.eval()
     clip = FlatClip(1e-2)
-    want, _ = loop_grad_sum(model, loss_fn, x, y, clip)
-    got, norms = _tried("the engine", "It gets (model, loss_fn, x, y, clip) and returns a dict of "
-                        "clipped sums and norms (l,b)", engine, model, loss_fn, x, y, clip)
+    want, lengths = loop_grad_sum(model, loss_fn, x, y, clip)
+    made = _tried("the engine", "It gets (model, loss_fn, x, y, clip) and returns a dict of "
+                  "clipped sums and norms (l,b)", engine, model, loss_fn, x, y, clip)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], dict):
+        raise ValueError(f"the engine returned {made!r:.80}: return a dict of clipped sums, and "
+                         "norms (l,b)")
+    got, norms = made
     if list(got) != list(want) or tuple(norms.shape) != (len(want), count(y)):
         raise ValueError(f"the engine returned sums of {', '.join(got)} and norms "
                          f"{tuple(norms.shape)}: return one sum for each of {', '.join(want)}, in "
@@ -472,6 +517,7 @@ def _check_engine(engine, model, loss_fn, x, y):
     if not off <= (.05 if half else .01)*max(length, 1e-2):
         raise ValueError(f"the engine is off the loop by {off/max(length, 1e-300):.2g} of the "
                          "clipped sum, on made-up rows: compare it with loop_grad_sum")
+    return lengths
 
 
 def check_run(
@@ -486,7 +532,8 @@ def check_run(
     with eager(model), torch.random.fork_rng(devices):
         torch.manual_seed(0)
         try:
-            with forgetting(*called):  # made-up rows know the range of private ones
+            # made-up rows know the range of private ones
+            with forgetting(*called), contents_put_back(*called):
                 as_tested = _try_rows(trainer, model, reader)
             trainer._weights.put_buffers_back()
             if as_tested:
@@ -520,11 +567,12 @@ def _try_rows(trainer, model, reader):  # bool: do training rows have the form o
         _tried("augment", way, _warn_of_blends, augment, x, y, reader.like)
         x, y = made
     way = _try_model(model, loss_fn, data, x, y)
-    if not is_ours(trainer._asked_engine):
-        _check_engine(trainer._asked_engine, model, loss_fn, x, y)
+    if is_ours(trainer._asked_engine):
+        engine = trainer.engine
+        _, norms = _tried("the gradient", way, engine, model, loss_fn, x, y, FlatClip(1.))
     else:
-        _tried("the gradient", way, trainer.engine, model, loss_fn, x, y, FlatClip(1.))
-    _tried("the gradient", way, _warn_of_idle, model, loss_fn, *_first_views(x, y))
+        engine, norms = loop_grad_sum, _check_engine(trainer._asked_engine, model, loss_fn, x, y)
+    _tried("the gradient", way, _check_reached, model, loss_fn, engine, x, y, norms)
     return _form(_first_views(x, y)[0]) == tested
 
 

@@ -21,7 +21,7 @@ from ..data import as_examples, call_model, tree_map
 from ..gradients import (
     FlatClip, bf16_engine, fast_grad_sum, forgetting, settled_precision)
 from ..gradients import (
-    bounded, noise_std, noised_fraction, noisy_mean, sensitivity_of, which_are_short)
+    bounded, noise_std, noised_fraction, noisy_mean, refuse_modes, sensitivity_of, which_are_short)
 from ..gradients import trainable, unit_engine
 from dp_course.privacy import (
     SecretSeed, batch_indices, charged, in_digits, keyed_digest, new_seed, noise_kind, noise_of,
@@ -54,7 +54,7 @@ def _share_of(plan, t):
 # %% ../../nbs/workshop/training/trainer.ipynb #3aa5d3e5
 _per_row = partial(nn.functional.cross_entropy, reduction="none")
 _CHECKPOINT = "dp_course checkpoint 3"
-_FIXED = "model", "params", "data", "plan"
+_FIXED = "model", "params", "data", "plan", "engine"
 
 
 class Trainer:
@@ -182,6 +182,7 @@ class Trainer:
 
     def try_step(self):  # bool: was it paid for?
         "Take one private step, unless the plan does not pay for it."
+        refuse_modes()
         self.model.train()
         self._check_weights()
         torch.clear_autocast_cache()  # of what the weights were
@@ -375,7 +376,7 @@ class Trainer:
         under = getattr(self.plan.accountant, "under", None)  # steps of unequal noise, by another
         if under and accountant not in (None, self.plan.accountant):
             accountant = under(accountant)
-        return self.budget.epsilon(accountant=accountant)
+        return self.budget.epsilon(self.plan.delta, accountant)
 
     def statement(self):
         "The guarantee in words, and what has been spent."

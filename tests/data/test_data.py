@@ -225,6 +225,22 @@ def test_normalize_changes_pixels_and_nothing_else():
     assert same(own.normalize(X), X + 1) and same(own.split(2).normalize(X), X + 1)
 
 
+class OneBuffer(Items):
+    "Hands out the same tensor, or array, with other numbers in it."
+    def __init__(self, buffer):
+        self.buffer = buffer
+
+    def __getitem__(self, i):
+        self.buffer[...] = X[i] if isinstance(self.buffer, torch.Tensor) else X[i].numpy()
+        return self.buffer, Y[i]
+
+
+@pytest.mark.parametrize("buffer", [torch.zeros_like(X[0]), np.zeros_like(X[0].numpy())])
+def test_items_that_share_their_memory_are_read_apart(buffer):
+    x, _ = Examples(OneBuffer(buffer)).rows(torch.arange(5))
+    assert torch.equal(x, X[:5])
+
+
 # what is refused, in the caller's words
 
 class Stream(IterableDataset):
@@ -259,6 +275,7 @@ REFUSED = {
     "x is a NoLength without index or length": lambda: Examples(NoLength()),
     "x is a Dataset, whose items are": lambda: Examples(Items(), Y),
     "y is a Items: pass a tensor or an array": lambda: Examples(X, Items()),
+    "x is a masked array": lambda: Examples(np.ma.masked_array(X.numpy(), X.numpy() > 0), Y),
     "x holds a datetime: pass tensors": lambda: Examples([datetime.now()], Y[:1]),
     "y holds a datetime: pass tensors": lambda: Examples(X[:1], [datetime.now()]),
     "is a path: read it first": lambda: Examples("file.npy", Y),

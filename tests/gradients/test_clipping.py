@@ -29,6 +29,7 @@ from dp_course.gradients import (
     layer_groups,
     noise_std,
     noised_fraction,
+    sensitivity_of,
     split_sigma,
     which_are_short,
 )
@@ -356,6 +357,26 @@ def test_no_example_adds_more_than_the_noise_covers(clip):
     if kind not in (Report, Through):  # a clip that keeps its word is left as it is
         wanted = torch.where(norms.isfinite().all(0), clip(norms), 0.)
         assert torch.equal(factors, wanted.to(factors))
+
+
+class Later(FlatClip):
+    "Promises something else once it was asked."
+    def __init__(self, promised):
+        self.promised = promised
+
+    sensitivity = property(lambda self: self.promised)
+
+
+class Less(float):
+    __mul__ = __rmul__ = lambda self, other: 0.
+
+
+@pytest.mark.parametrize("promised", [Less(1.), torch.ones((), dtype=torch.float64)])
+def test_a_promise_is_what_it_was(promised):
+    asked = sensitivity_of(Later(promised))
+    if isinstance(promised, torch.Tensor):
+        promised.fill_(1e-9)
+    assert noise_std(asked, 2.) == 2.
 
 
 def test_a_clip_sees_one_example_at_a_time():

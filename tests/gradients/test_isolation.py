@@ -1,4 +1,5 @@
 "One example at a time: what is common to all stays as it was, and what cannot be run is explained."
+import gc
 import traceback
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from oracle import Net, batch, every, parameter, same
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from toys import doubles, loss
 
@@ -93,6 +95,7 @@ def state(model):
 
 @every
 def test_a_model_is_left_as_it_was(engine):
+    gc.collect()  # what other tests have left
     model, (x, y) = Restless().double(), batch((4,))
     model.lin.weight.grad = torch.ones_like(model.lin.weight)
     places, values = state(model)
@@ -202,6 +205,19 @@ def test_the_loop_does_not_let_a_backward_count_examples():
     with pytest.raises(ValueError, match="which outlives the call, is written into"):
         loop_grad_sum(model, loss, *batch((4,)), FlatClip(1.))
     assert CountsOnItsWayBack.calls == 0
+
+
+class Looks(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@every
+def test_a_mode_that_a_model_does_not_leave_is_taken_off(engine):
+    model = Net(lambda net, x: (Looks().__enter__(), net.lin(x))[1], lin=nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="inside the model before forward returns"):
+        engine(model, loss, *batch((4,)), FlatClip(1.))
+    assert not torch._C._len_torch_function_stack()
 
 
 # --- random numbers do not tell an example's place in the batch
@@ -387,8 +403,9 @@ STOPS = [
     (differentiates, "torch.func.grad where it calls torch.autograd.grad"),
     (remembers, "opacus.layers.DPLSTM"), (looks_at_numpy, "not of NumPy"),
     (picks_by_a_mask, "build it from other functions"),
-    (lambda net, x: WithoutContext.apply(net.lin(x)), "generate_vmap_rule = True"),  # this line
-    (lambda net, x: WithoutRule.apply(net.lin(x)), "generate_vmap_rule = True")]  # this line
+    (lambda net, x: WithoutContext.apply(net.lin(x)), "build it from functions"),  # this line
+    (lambda net, x: WithoutRule.apply(net.lin(x)), "build it from functions"),  # this line
+    (lambda net, x: WithRule.apply(net.lin(x)), "build it from functions")]  # this line
 
 
 def stopped(how):
@@ -417,12 +434,6 @@ def test_one_message_says_which_line_and_what_to_do(engine, how, way):
                          ids=lambda v: v.__name__)
 def test_the_loop_runs_it(how):
     same(loop_grad_sum, stopped(how), *batch((4,)))
-
-
-@every
-def test_a_function_that_has_a_rule_for_vmap(engine):
-    same(engine, Net(lambda net, x: WithRule.apply(net.lin(x)), lin=nn.Linear(4, 3)).double(),
-         *batch((4,)))
 
 
 @vmapped

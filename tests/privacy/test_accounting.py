@@ -691,6 +691,13 @@ def test_a_budget_composes_exactly(parts, delta):
     assert alone < book.epsilon() < sum(spent(*part, delta) for part in parts)
 
 
+@pytest.mark.parametrize("name, value", [("eps", 1.), ("delta", .1), ("accountant", object)])
+def test_a_budget_is_told_by_what_it_was_made_with(name, value):
+    book = Budget(eps=3, delta=1e-5)
+    with pytest.raises(ValueError, match=f"budget.{name} cannot be changed"):
+        setattr(book, name, value)
+
+
 def test_posts_are_told_apart_and_added_up():
     book = Budget(delta=1e-5)
     for _ in range(3):

@@ -4,6 +4,7 @@ import math
 import pickle
 
 import pytest
+from torch import nn
 
 from dp_course import PrivacyPlan, Search
 from dp_course.privacy import (
@@ -57,6 +58,15 @@ def test_the_best_run_leaves_and_their_number_is_random():
     assert min(counts) == 1 and len(set(counts)) > 5
 
 
+def test_a_network_of_an_earlier_run_is_refused():
+    search, net = Search(**NUMBERS | {"runs": 4.}), nn.Linear(2, 1)
+    made = [search.best(lambda c, plan: (nn.Linear(2, 1), 0.), [1], seed=s) for s in range(9)]
+    assert all(isinstance(model, nn.Linear) for model in made)
+    with pytest.raises(ValueError, match="parameters of an earlier run"):
+        for seed in range(9):
+            search.best(lambda c, plan: (net, 0.), [1], seed=seed)
+
+
 def test_a_paid_score_is_noisy_and_a_seed_repeats_it():
     search = Search(**NUMBERS | {"runs": 20.}, score_sigma=1e3)
     picks = [search.best(lambda c, plan: (c, c), range(10), seed=seed) for seed in range(40)]
@@ -70,6 +80,7 @@ def test_one_statement():
                  "noise 10", "stay secret", "a second search"):
         assert said in words
     assert "looks at no private example" in Search(**NUMBERS).statement()
+    assert "one run of a Search" in Search(**NUMBERS).plan.statement()
 
 
 def test_a_search_is_frozen_and_travels():

@@ -18,6 +18,7 @@ from dp_course import (
     Log,
     PrivacyPlan,
     Trainer,
+    fast_grad_sum,
     fix,
     load_release,
     loop_grad_sum,
@@ -92,6 +93,23 @@ def test_a_parameter_that_no_loss_reaches_is_named(engine, recwarn):
     run(linear(torch.float32), **options)
     said = [str(w.message) for w in recwarn if "will get noise only" in str(w.message)]
     assert len(said) == 1 and "spare.weight, spare.bias" in said[0]
+
+
+@torch.jit.script
+def multiplied(x, weight):
+    return torch.matmul(x, weight.t())
+
+
+class Scripted(nn.Linear):
+    def forward(self, x):
+        return multiplied(x, self.weight) + self.bias
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", [fast_grad_sum, loop_grad_sum])
+def test_a_gradient_that_an_engine_loses_is_named(engine):
+    with pytest.raises(ValueError, match="gradient of weight gets lost"):
+        run(Scripted(5, 3), engine=engine)
 
 
 def test_zero_gradients_are_no_reason_to_name_a_parameter(recwarn):

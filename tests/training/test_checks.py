@@ -15,6 +15,7 @@ from innocents import Table, Two
 from leaks import noise
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import generator as gen
 from toys import loss
 
@@ -251,12 +252,13 @@ def without_bias(model, loss_fn, x, y, clip):
     (dict(augment=lambda x, y, generator: x), r"augment returned \(2, 5\) float32"),
     (dict(augment=lambda x, y, generator: (x[:0], y)), "must count the examples"),
     (dict(data=noise(5).replace(normalize=lambda: 1)), "normalize fails on made-up .*TypeError"),
-    (dict(clip=1.), r"1.0 is no clip: pass FlatClip\(1"),
+    (dict(clip=1.), r"1.0 is no clip: pass FlatClip\(1"), (dict(clip=FlatClip), "is no clip"),
     (dict(clip=Silent()), "sensitivity -1.0, which is no positive"),
     (dict(clip=FlatClip(1e30)), "no positive finite number"),
     (dict(engine=half), "the engine is off the loop by 0.5 of the"),
     (dict(engine=without_bias), "sums of weight .*one sum for each of weight, bias"),
     (dict(engine=lambda model, x: None), "It gets .model, loss_fn, x, y, clip"),
+    (dict(engine=lambda *parts: None), "the engine returned None"), (dict(engine=None), "no funct"),
     (dict(precision="half"), "precision=.half. is unknown"),
     (dict(metric="acc"), "no function"), (dict(augment=3), "no function"),
     (dict(seed=[]), "no seed"), (dict(seed=1.5), "no seed"), (dict(seed=True), "no seed"),
@@ -265,6 +267,49 @@ def without_bias(model, loss_fn, x, y, clip):
 def test_options_that_make_no_sense_are_answered(options, why):
     with pytest.raises(ValueError, match=why):
         trainer(**options)
+
+
+class Renamed(nn.Linear):
+    def state_dict(self, *args, **kwargs):
+        return {f"my {name}": v for name, v in super().state_dict(*args, **kwargs).items()}
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"seen": 1}
+
+
+def made_in_inference_mode(*sizes):
+    with torch.inference_mode():
+        return nn.Linear(*sizes)
+
+
+@pytest.mark.parametrize("kind, why", [
+    (Renamed, "holds no weight, bias, and neither would a release"),
+    (Extra, "_extra_state of state_dict.. is no tensor"),
+    (made_in_inference_mode, "inference_mode counts no writes")])
+def test_a_model_that_no_release_could_hold_is_refused(kind, why):
+    with pytest.raises(ValueError, match=why):
+        trainer(kind(5, 10))
+
+
+class Caches(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.rows, self.by_name, self.kinds = [], {"old": 1}, set()
+
+    def forward(self, x):
+        if not self.training:
+            self.rows.append(x)
+            self.by_name["last"] = x
+            self.kinds.add(x)
+        return super().forward(x)
+
+
+def test_made_up_rows_leave_nothing_in_a_model():
+    "They know the range of private ones."
+    model = trainer(Caches(5, 10)).model
+    assert (model.rows, model.by_name, model.kinds) == ([], {"old": 1}, set())
 
 
 def test_an_engine_of_ones_own_is_compared_and_named():
@@ -380,6 +425,20 @@ class Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.number += 1
         return func(*args, **(kwargs or {}))
+
+
+class Kernels(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Calls, Kernels])
+def test_a_mode_around_a_step_would_see_all_rows(mode):
+    run = trainer()
+    with mode(), pytest.raises(ValueError, match=f"{mode.__name__}: a mode would be told"):
+        run.step()
+    with torch.device("cpu"):  # torch's own
+        assert run.step().t == 1
 
 
 def test_a_linear_model_is_looked_at_with_few_calls_of_torch():

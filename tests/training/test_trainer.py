@@ -318,8 +318,9 @@ def test_step_after_the_last_is_refused():
     for name in ("t", "computed"):
         with pytest.raises(AttributeError):
             setattr(run, name, 0)
-    with pytest.raises(ValueError, match="trainer.plan cannot be replaced"):
-        run.plan = plan_of(steps=50)
+    for name in ("plan", "engine"):  # the statement is about these
+        with pytest.raises(ValueError, match=f"trainer.{name} cannot be replaced"):
+            setattr(run, name, plan_of(steps=50))
 
 
 def test_epsilon_grows_to_the_budget_and_not_beyond():

@@ -23,6 +23,7 @@ from dp_course.training import (
     Schedule,
     TailAverage,
     Trainer,
+    callbacks,
     end_line,
     public,
 )
@@ -278,6 +279,39 @@ def test_exact_metrics_on_private_rows_are_refused(digits):
         run.step()
     assert "validation split are nonprivate" in run.statement()
     assert "validation" not in trainer(digits).statement()
+    same = digits.replace(test_x=digits.train_x, test_y=digits.train_y)
+    with pytest.raises(ValueError, match="or is that set"):
+        trainer(same, callbacks=[Plateau(Trainer.evaluate, every=1)]).step()
+
+
+class Centred(nn.Linear):
+    "Mixes examples, and keeps what it is shown when it is evaluated."
+    seen = ()
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if not self.training and self.seen != ():
+            self.seen.append(x)
+        return super().forward(x - x.mean(0))
+
+
+def test_a_private_count_moves_by_one_example_alone(digits):
+    run = Trainer(Centred(64, 10), digits, looking_plan(3., 2, eps=8.))
+    count = partial(callbacks._correct, run)
+    x, y = digits.test_x[:50].float(), digits.test_y[:50]
+    more, its = torch.cat([x, 1e6*x[:1]]), torch.cat([y, y[:1]])
+    assert abs(count(more, its) - count(x, y)) <= 1
+    run.model.seen = []
+    with pytest.raises(ValueError, match="was kept"):
+        count(x, y)
+
+
+def test_an_accuracy_counts_one_answer_for_each_example(digits):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.Unflatten(1, (10, 5)))
+    run = Trainer(net, digits, looking_plan(3., 2, eps=8.),
+                  loss_fn=lambda output, y: F.cross_entropy(output[:, :, 0], y))
+    with pytest.raises(ValueError, match=r"\(5,\) answers for each example"):
+        callbacks._correct(run, digits.test_x[:1], digits.test_y[:1])
 
 
 def test_the_cost_is_the_composition():
