@@ -217,7 +217,6 @@ class Isolation(TorchFunctionMode):
             copies = copies if same else _widened(copies)
         return copies
 
-
     def __exit__(self, *error):
         entered = []  # inside the call, and not left
         while (mode := _pop_mode()) is not self:
