@@ -144,12 +144,6 @@ class Old(torch.autograd.Function):
         return ctx.how(g), None
 
 
-def hooked(h, how):
-    if h.requires_grad:
-        h.register_hook(how)
-    return h
-
-
 BACK = {
     "mean": lambda g: g + g.mean(0),
     "clamped": lambda g: g.clamp(max=g.detach().flatten().quantile(.9)),
@@ -378,7 +372,6 @@ NETWORKS = {  # name -> options of the trainer
         lambda h, f=f: Backward.apply(h, f))) for name, f in BACK.items()},
     **{f"back in the old form, {name}": dict(model=inside(lambda h, f=f: Old.apply(h, f)))
        for name, f in BACK.items()},
-    "tensor hook": dict(model=inside(partial(hooked, how=BACK["mean"]))),
 }
 
 
@@ -494,27 +487,9 @@ def in_backward(function, held, after=0):
     return lambda: Net(forward)
 
 
-def by_hook(of):
-    def forward(net, x):
-        h = net.inner(x)
-        t = of(net, h)
-        if t.requires_grad:
-            t.register_hook(lambda g: HELD.append(g))
-        return net.out(h if not HELD else h + HELD[-1].sum())
-    return lambda: Net(forward)
-
-
-def by_its_node(net, x):
+def by_hook(net, x):
+    net.out.weight.register_hook(lambda g: HELD.append(g))
     h = net.inner(x)
-    if h.requires_grad:
-        h.grad_fn.register_hook(lambda into, out: (centre(into[0]), *into[1:]))
-    return net.out(h)
-
-
-def by_multi_hook(net, x):
-    h = net.inner(x)
-    if h.requires_grad:
-        torch.autograd.graph.register_multi_grad_hook([h], lambda g: HELD.append(g[0]))
     return net.out(h if not HELD else h + HELD[-1].sum())
 
 
@@ -532,10 +507,8 @@ def late_hook(net, x):
 
 
 WRITES = {  # (tensor that lasts, numbers of an example)
-    "copy_": lambda t, h: t.copy_(h), "add_": lambda t, h: t.add_(h),
-    "data": lambda t, h: t.data.copy_(h), "set data": lambda t, h: setattr(t, "data", h.clone()),
-    "item": lambda t, h: t.__setitem__(0, h[0]), "out": lambda t, h: torch.add(h, 1, out=t),
-    "set_": lambda t, h: t.set_(h), "foreach": lambda t, h: torch._foreach_add_([t], [h.clone()]),
+    "copy_": lambda t, h: t.copy_(h), "data": lambda t, h: t.data.copy_(h),
+    "item": lambda t, h: t.__setitem__(0, h[0]), "set_": lambda t, h: t.set_(h),
     "running mean": lambda t, h: F.batch_norm(h.expand(3, 8), t, torch.ones(8), training=True),
     "bernoulli_": lambda t, h: t.bernoulli_(h.sigmoid()),
     "array": lambda t, h: t.numpy().__setitem__(slice(None), h.numpy()),
@@ -556,10 +529,8 @@ MEMORIES = {
     "torch.func.jvp": keeps(with_inner(lambda f, h: torch.func.jvp(f, (h,), (h,)))),
     "torch.vmap": keeps(with_inner(lambda f, h: torch.vmap(f)(h))),
     "backward": in_backward(Backward, HELD), "backward, old form": in_backward(Old, HELD),
-    "hook of a tensor": by_hook(lambda net, h: h),
-    "hook of a parameter": by_hook(lambda net, h: net.out.weight),
-    "hook of a node": lambda: Net(by_its_node), "hook of several": lambda: Net(by_multi_hook),
-    "hooks of saved tensors": lambda: Net(saved_hooks), "late hook": lambda: Net(late_hook),
+    "hook of a parameter": lambda: Net(by_hook), "hooks of saved tensors": lambda: Net(saved_hooks),
+    "late hook": lambda: Net(late_hook),
     **{f"in place, {name}": keeps(in_place(write)) for name, write in WRITES.items()},
     **{f"in place, a buffer, {name}": keeps(lambda net, h, write=write: write(net.mean, h[0])
                                             and net.mean.sum())
