@@ -395,6 +395,16 @@ def test_what_went_wrong_bounds_nothing(monkeypatch):
     assert account.delta(3.) >= by_rdp.delta(3.)*(1 - 1e-9)
 
 
+def test_the_spectrum_keeps_the_digits_of_rare_losses():
+    "The logarithm of almost 1 is the rare part itself; multiplied by the steps it counts."
+    p = np.zeros(64)
+    p[3], p[10] = 1 - 1e-13, 1e-13
+    peak, spectrum = pld._log_spectrum(p)
+    turned = np.exp(-2j*np.pi*7*np.arange(33)/64)
+    assert peak == 3
+    assert spectrum.real == pytest.approx(1e-13*(turned - 1).real, rel=1e-9, abs=1e-24)
+
+
 @by_values("numbers", [
     pytest.param(dict(eps=1., delta=1e-10, q=1e-9, steps=1000), marks=pytest.mark.slow),
     dict(eps=3., delta=.09, q=.04, steps=1000), dict(eps=1e-6, delta=1e-5, q=.01, steps=100),
