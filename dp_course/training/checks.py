@@ -33,9 +33,6 @@ def check_model(
 ):
     "Refuse what cannot be trained at all, or not privately, by name."
     # ValueError
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("a model of torch.jit keeps its layers to itself: pass the nn.Module that "
-                         "it was made from")
     check_kind("is no network: pass an nn.Module", nn.Module, model=model)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ValueError(f"the model is wrapped in {type(model).__name__}, which splits batches: "

@@ -42,7 +42,7 @@ from .weights import Weights
 # %% ../../nbs/workshop/training/trainer.ipynb #9ed539b1
 def _in_precision(engine, precision, model):
     "The engine, or the same in bfloat16; sums and noise are float64 in both."
-    device = next((p.device for p in model.parameters()), "cpu")
+    device = next(model.parameters()).device
     return bf16_engine(engine) if settled_precision(precision, device) == "bf16" else engine
 
 
@@ -497,7 +497,7 @@ class Trainer:
         if state.get("data", self._fingerprint()) != self._fingerprint():
             raise ValueError(f"{path} is a checkpoint of a run on other data: rows or labels are "
                              "not those that it began with; go on with them, or start a new run")
-        _check_saved(state, path, self.clip, self.plan, len(self.params), self._parts)
+        _check_saved(state, path, self.clip, self.plan, self._parts)
         self._ledger.join(path, state["book"])
         load_plain_state(self.model, state["model"])
         for part, saved in zip(self._parts, state["parts"]):
@@ -622,9 +622,8 @@ def _check_saved(
     path,
     clip,
     plan,
-    l,       # parameter tensors
     parts,   # what the trainer has beside the model that has a state
-):           # the clip as it was saved
+):
     "Refuse a checkpoint whose parts are missing or do not make sense, before anything is loaded."
     try:
         t, nonfinite = state["counts"]

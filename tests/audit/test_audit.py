@@ -280,7 +280,7 @@ def test_guesses_epsilon_is_a_bound():
     assert guesses_epsilon(80, 100, 2000, 1e-3, .05) < guesses_epsilon(80, 100, 2000, 0., .05)
 
 
-# --- our own trainer, and what a finding shows
+# --- our own trainer
 
 
 def test_auditing_a_trainer_leaves_it_alone():
@@ -294,14 +294,6 @@ def test_auditing_a_trainer_leaves_it_alone():
     assert trainer.t == 0 and trainer.computed == 0
     assert not trainer.model[0].weight.any()
     assert not {"_draw", "_noise"} & vars(trainer).keys()
-
-
-def test_a_finding_shows_itself():
-    found = noise_of(1.6138)
-    text = found._repr_markdown_()
-    assert text.startswith("**noise: no objection**") and "cannot see" in text
-    assert "data:image/png;base64," in text and len(text) < 60_000
-    assert "inf" not in str(found)
 
 
 # --- the real trainer, broken on purpose: the doors let its bugs through

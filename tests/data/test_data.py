@@ -18,8 +18,10 @@ from dp_course.basics import data_root
 from dp_course.data import (
     DataError,
     Examples,
+    Views,
     as_examples,
     best_available,
+    count,
     examples,
     leaves,
     load,
@@ -42,15 +44,11 @@ Y = torch.arange(N) % 3
 
 
 class Items(Dataset):
-    "The rows of X and Y as items; remembers which were asked for."
-    def __init__(self):
-        self.asked = []
-
+    "The rows of X and Y as items."
     def __len__(self):
         return N
 
     def __getitem__(self, i):
-        self.asked.append(i)
         return X[i], int(Y[i])
 
 
@@ -133,17 +131,6 @@ def test_trees_keep_their_form():
     assert labels["b"].shape == (5, 6)
 
 
-def test_only_the_rows_asked_for_are_read():
-    items = Items()
-    d = Examples(items, test_x=Items())
-    s = d.split(3)
-    assert items.asked == [] and (len(d), len(s)) == (12, 9)
-    d.rows(torch.tensor([3, 1]))
-    assert items.asked == [3, 1]
-    next(iter(d.test_rows(2)))
-    assert d.test_x.asked == [0, 1]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
 def test_a_file_larger_than_memory(tmp_path):
@@ -203,18 +190,6 @@ def test_a_large_set_is_looked_at_in_part(monkeypatch):
 
 
 # normalize
-
-def test_normalize():
-    d = load("digits")
-    z = d.normalize(d.train_x)
-    assert z.dtype == torch.float32 and abs(z.mean()) < .02 and abs(z.std() - 1) < .02
-    assert d.normalize(z) is z and d.normalize(z.double()).dtype == torch.float64
-    black = torch.zeros(2, 5, 3, 4, 4, dtype=torch.uint8)  # with views
-    rgb = Examples(black[:, 0], torch.zeros(2).long(), mean=(.1, .2, .3), std=(1., 2., .5))
-    want = torch.tensor([-.1, -.1, -.6]).view(3, 1, 1).expand(2, 5, 3, 4, 4)
-    torch.testing.assert_close(rgb.normalize(black), want)
-    assert rgb.normalize(black[:0, 0]).shape == (0, 3, 4, 4)
-
 
 def test_normalize_changes_pixels_and_nothing_else():
     d = Examples(X, Y)
@@ -295,6 +270,11 @@ REFUSED = {
     "x is a DataLoader": lambda: as_examples(DataLoader(Items())),
     "it must be a pair": lambda: bad_items(X[0]),
     "don't stack to a batch": lambda: bad_items((object(), 1)),
+    "first dimensions are []": lambda: count({}),
+    "[(3,)] are no views": lambda: Views(torch.zeros(3)),
+    "[(3, 0, 2)] are no views": lambda: Views(torch.zeros(3, 0, 2)),
+    "[(3, 2), (3, 4)] are no views": lambda: Views((torch.zeros(3, 2), torch.zeros(3, 4))),
+    "[] are no views": lambda: Views({}),
     "an item of the Dataset holds a str": lambda: bad_items((X[0], "cat")),
 }
 

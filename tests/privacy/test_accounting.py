@@ -1,5 +1,4 @@
 "Accounting against independent oracles, its properties, its refusals, and the plan's rules."
-import dataclasses
 import inspect
 import json
 import math
@@ -37,7 +36,6 @@ from dp_course.privacy import (
     rdp_to_epsilon,
 )
 
-ORDERS = np.array([1.1, 1.5, 2, 2.5, 3, 4.7, 7.3, 10.9, 12, 20.5, 33, 63])
 ACCOUNTANTS = [RDPAccountant, PLDAccountant]
 by_values = pytest.mark.parametrize
 BOTH = by_values("accountant", ACCOUNTANTS)
@@ -62,15 +60,6 @@ def quiet():
 
 
 # Renyi divergences
-
-@by_values("q", [.001, .01, .04096, .25, .5, .9, 1])
-@by_values("sigma", [.4, .6, 1, 1.6138, 5, 10])
-def test_rdp_agrees_with_opacus(q, sigma, quiet):
-    theirs = compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=list(ORDERS))
-    gap = np.abs(rdp_sampled_gaussian(q, sigma, ORDERS) - np.array(theirs))
-    rounding = 2e-15/(ORDERS - 1)  # Opacus takes the logarithm of 1 + something small
-    assert (gap <= 1e-6*np.array(theirs) + rounding).all()
-
 
 def mp_moment(q, sigma, a):
     "E_Q[(P/Q)^a] for a whole order, by the binomial sum."
@@ -235,16 +224,6 @@ def test_unequal_steps_agree_with_dp_accounting():
     assert ours.delta(2.) == pytest.approx(theirs.get_delta_for_epsilon(2.), rel=2e-3)
 
 
-def test_many_unequal_steps():
-    "A noise schedule: 50 different sigmas spend what lies between the constant ones."
-    accountant = PLDAccountant()
-    for sigma in np.linspace(1.5, 3, 50):
-        accountant.step(.04, sigma)
-    assert spent(.04, 3, 50, 1e-5) < accountant.epsilon(1e-5) < spent(.04, 1.5, 50, 1e-5)
-    by_rdp = RDPAccountant().load_state_dict(accountant.state_dict())
-    assert accountant.epsilon(1e-5) <= by_rdp.epsilon(1e-5)
-
-
 GRIDS = [(q, sigma, h) for q, sigma in ((1e-4, .4), (.04, 1.6138), (.5, 10), (1, 1))
          for h in (.3, .01)]
 FORMS = [dict(), dict(cut=1.), dict(reach=16), dict(cut=2., reach=4)]
@@ -273,16 +252,6 @@ def test_tilt_does_not_change_the_distribution():
     bulk = plain[1] > 1e-6
     for _, masses, _ in tilted:
         assert np.allclose(masses[bulk], plain[1][bulk], rtol=1e-6)
-
-
-def test_one_sided_rule_notices_rounding_down(monkeypatch):
-    "The oracles above can fail: a grid one cell too low reports less than half."
-    def too_low(*args):
-        grid = loss_masses(*args)
-        return grid._replace(points=grid.points - 1)
-    monkeypatch.setattr(pld, "loss_masses", too_low)
-    with pytest.raises(AssertionError, match="against 2.9845"):
-        tight(spent(.04, 1.6138, 625, 1e-5), 2.9845)
 
 
 def test_privacy_loss_keeps_its_digits():
@@ -436,16 +405,6 @@ def test_the_spectrum_keeps_the_digits_of_rare_losses():
     assert spectrum.real == pytest.approx(1e-13*(turned - 1).real, rel=1e-9, abs=1e-24)
 
 
-@pytest.mark.parametrize("plan", [
-    dict(n=10**6, batch_size=1, steps=9, eps=1., delta=1e-6),
-    dict(n=10**6, batch_size=.01, steps=10, eps=1., delta=1e-6, sigma=.0005)])
-def test_a_delta_near_the_chance_of_being_used_is_refused(plan):
-    with pytest.raises(ValueError, match="a tenth of the chance that an example is used at all"):
-        PrivacyPlan(**plan)
-    fine = PrivacyPlan(**plan | dict(steps=1000*plan["steps"], delta=plan["delta"]/10, sigma=None))
-    assert fine.sigma > .15
-
-
 @by_values("numbers", [
     pytest.param(dict(eps=1., delta=1e-10, q=1e-9, steps=1000), marks=pytest.mark.slow),
     dict(eps=3., delta=.09, q=.04, steps=1000), dict(eps=1e-6, delta=1e-5, q=.01, steps=100),
@@ -463,26 +422,10 @@ def test_calibration_at_the_extremes_never_overspends(numbers):
 
 
 @BOTH
-def test_order_of_steps_does_not_matter(accountant):
-    a = accountant().step(.04, 1.5, 5).step(.1, 3.)
-    b = accountant().step(.1, 3.).step(.04, 1.5, 5)
-    assert a.epsilon(1e-5) == pytest.approx(b.epsilon(1e-5), rel=1e-12)
-
-
-@BOTH
 @by_values("kind", [np.int8, np.uint8, lambda n: torch.tensor(n, dtype=torch.uint8)])
 def test_narrow_integers_do_not_wrap_around(accountant, kind):
     taken = accountant().step(.1, 1., 200).step(.1, 1., kind(100)).step(.1, 1., kind(100))
     assert taken.history == [(.1, 1., 400)]
-
-
-@BOTH
-def test_ledger_survives_a_checkpoint(accountant):
-    a = accountant().step(.04, 1.5, 5).step(.1, 3.)
-    saved = json.loads(json.dumps(a.state_dict()))
-    back = accountant().step(.5, 1.).load_state_dict(saved)
-    assert back.history == a.history
-    assert back.epsilon(1e-5) == a.epsilon(1e-5)
 
 
 @BOTH
@@ -534,8 +477,6 @@ REFUSED = [
     *((lambda orders=orders, f=f: f(1., orders), "orders") for f in (
         rdp_gaussian, partial(rdp_sampled_gaussian, .04))
       for orders in ([1.], [.5, 2], [], [math.nan], [math.inf], 10**400)),
-    *((lambda sigmas=sigmas: PrivacyPlan(**PLAN, releases=sigmas),
-       "is no list of noise multipliers") for sigmas in ("5", b"5", {5.: 1}, [10**400])),
     (lambda: Accountant().load_state_dict({"history": [[40, 1.5, 5]]}), "q=40 is not")]
 
 
@@ -572,26 +513,9 @@ def test_a_delta_beyond_double_precision_is_refused():
         spent(.04, 1.6138, 625, 1e-300)
 
 
-NO_ACCOUNTANTS = ["PLD", None, PLDAccountant(), dict, lambda: PLDAccountant()]
-
-
-@by_values("accountant", NO_ACCOUNTANTS, ids=range(len(NO_ACCOUNTANTS)))
-def test_what_is_no_accountant_is_refused(accountant):
-    words = "is no accountant: pass a class, PLDAccountant or RDPAccountant"
-    with pytest.raises(ValueError, match=words):
-        epsilon(**GOOD, accountant=accountant)
-    with pytest.raises(ValueError, match=words):
-        noise_multiplier(eps=3, q=.04, steps=10, delta=1e-5, accountant=accountant)
-    with pytest.raises(ValueError, match=words):
-        PrivacyPlan(**PLAN, accountant=accountant)
-
-
-@by_values("f, numbers", [(epsilon, (.04, 1., 10, 1e-5)), (noise_multiplier, (3, 1e-5, .04, 10)),
-                          (PrivacyPlan, (100, 10, 5, 3., 1e-5))])
-def test_numbers_in_a_row_go_by_name(f, numbers):
-    "Nobody can swap q and sigma; what was positional once fails at once."
-    with pytest.raises(TypeError, match="positional"):
-        f(*numbers)
+@by_values("f", [epsilon, noise_multiplier, PrivacyPlan])
+def test_numbers_in_a_row_go_by_name(f):
+    "Nobody can swap q and sigma."
     kinds = {p.kind for p in inspect.signature(f).parameters.values()}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
 
@@ -602,24 +526,6 @@ PLAN = dict(n=100, batch_size=10, steps=5, eps=3., delta=1e-5)
 REPORT = dict(n=50_000, batch_size=4096, steps=610, eps=3, delta=1e-5)
 
 
-def test_plan_spends_its_budget():
-    plan = PrivacyPlan(**REPORT)
-    assert plan.q == 4096/50_000
-    assert plan.epsilon_after(610) <= 3 < spent(plan.q, plan.sigma*.999, 610, 1e-5)
-    assert plan.epsilon_after(0) == 0
-    curve = [plan.epsilon_after(t) for t in (1, 10, 100, 610)]
-    assert curve == sorted(curve)
-
-
-def test_plan_is_frozen_and_travels():
-    plan = PrivacyPlan(**REPORT)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.eps = 8
-    copy = pickle.loads(pickle.dumps(plan))
-    assert copy == plan
-    assert copy.sigma == plan.sigma
-
-
 @by_values("bad, words", [
     (dict(n=0), "n=0: a plan needs at least one"),
     (dict(n=-5), "n=-5 is not a count"),
@@ -628,6 +534,7 @@ def test_plan_is_frozen_and_travels():
     (dict(batch_size=0), "batch_size=0 is not an expected batch size"),
     (dict(batch_size=math.nan), "batch_size=nan is not"),
     (dict(batch_size=101), "batch_size=101 is more than all n=100 examples: pass less"),
+    (dict(batch_size=101, unit="patient"), "more than all n=100 units (one patient each)"),
     (dict(steps=0), "steps=0: a plan takes at least one step"),
     (dict(steps=2.5), "steps=2.5 is not a number of steps: pass an integer"),
     (dict(eps=0), "eps=0 is no budget to aim at: pass a finite number > 0"),
@@ -710,21 +617,6 @@ def test_posts_are_told_apart_and_added_up():
     assert book.epsilon() == pytest.approx(same.epsilon(1e-5), rel=1e-12)
 
 
-@BOTH
-def test_what_passes_the_budget_is_refused_and_not_entered(accountant):
-    plan = PrivacyPlan(**REPORT, accountant=accountant)
-    book = plan.budget().post("training steps", q=plan.q, sigma=plan.sigma, steps=610)
-    assert book.accountant is accountant
-    before = book.posts
-    with pytest.raises(ValueError, match="accuracy .* would bring the run to eps = 4.* than eps=3"):
-        book.post("accuracy", sigma=5., steps=12)
-    assert book.posts == before
-    assert not book.affords(sigma=5.)
-    assert book.epsilon() <= 3
-    with pytest.raises(ValueError, match="more than eps=3: nothing was released"):
-        book.post("training steps", q=plan.q, sigma=plan.sigma)
-
-
 def test_step_by_step_is_the_same_as_at_once():
     plan = PrivacyPlan(**REPORT, releases=(20., 20., 50.))
     book = plan.budget()
@@ -787,6 +679,8 @@ def test_a_plan_sets_money_aside_for_releases(accountant):
     assert "3 with multiplier 10;" in plan.statement()
     assert "other Gaussian releases" not in alone.statement()
     assert pickle.loads(pickle.dumps(plan)) == plan != alone
+    with pytest.raises(ValueError, match="more than eps=3"):
+        PrivacyPlan(**REPORT, sigma=alone.sigma, releases=(10.,)*3, accountant=accountant)
 
 
 def test_a_plan_without_releases_has_the_sigma_it_always_had():
@@ -796,7 +690,8 @@ def test_a_plan_without_releases_has_the_sigma_it_always_had():
 
 @by_values("releases, words", [
     (5., "releases=5.0 is no list of noise multipliers: pass a tuple"),
-    (("a",), "is no list of noise multipliers"), (None, "is no list"),
+    (("a",), "is no list of noise multipliers"), (None, "is no list"), ("5", "is no list"),
+    (b"5", "is no list"), ({5.: 1}, "is no list"), ([10**400], "is no list"),
     ((-1.,), "sigma=-1.0 is not a noise multiplier"), ((math.nan,), "sigma=nan is not"),
     ((0.,), "the releases alone spend eps = inf of eps=3"),
     ((4.,)*12, "the releases alone spend eps = 3.7"),
@@ -805,8 +700,6 @@ def test_releases_are_refused_by_name(releases, words):
     with pytest.raises(ValueError) as refusal:
         PrivacyPlan(**REPORT, releases=releases)
     assert words in str(refusal.value)
-    with pytest.raises(ValueError, match="more than eps=3"):
-        PrivacyPlan(**REPORT, sigma=2.96, releases=(10.,)*3)  # enough without the releases
 
 
 @by_values("bad, words", [(dict(delta=0), "delta=0 is not"), (dict(eps=-1), "eps=-1 is not"),

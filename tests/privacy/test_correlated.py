@@ -1,31 +1,26 @@
-"Correlated noise: what one example may do, what that costs, and the noise that a run draws."
+"Correlated noise: what one example may do, what that costs, the matrix; a run: test_banded.py."
 import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from scipy import optimize
 from scipy.linalg import toeplitz
 from toys import generator as gen
 
 from dp_course.privacy import (
     BandedNoise,
-    IndependentNoise,
     PLDAccountant,
-    Stream,
     banded_coefficients,
     cyclic_groups,
     cyclic_indices,
     inverse_coefficients,
     momentum_workload,
     noise_of,
-    normal,
     participations,
     prefix_variances,
     square_root_coefficients,
 )
-from dp_course.privacy.correlated import _loss_of
 
 SMALL = [(steps, bands) for steps in (4, 5, 6) for bands in range(1, steps + 1)]
 
@@ -83,12 +78,10 @@ def test_the_count_of_turns_is_that_of_the_busiest_group():
 
 # --- what that costs, against the likelihood ratio of all that is released
 
-def measured_delta(eps, q, sigma, steps, c, group, draws, distance=None):
-    """Delta of the released noisy steps for a newcomer of a known group, and its standard error.
-
-    She adds 1 whenever her coin says so; `distance`: how many steps lie between her turns.
-    """
-    rng, turns = np.random.default_rng(5), range(group, steps, distance or len(c))
+def measured_delta(eps, q, sigma, steps, c, group, draws):
+    "Delta of the released noisy steps for a newcomer of a known group, and its standard error."
+    # she adds 1 whenever her coin says so
+    rng, turns = np.random.default_rng(5), range(group, steps, len(c))
     C = lower(c, steps)
     coins = np.array(list(itertools.product([0., 1.], repeat=len(turns))))
     log_odds = coins @ np.full(len(turns), math.log(q/(1 - q))) + len(turns)*math.log(1 - q)
@@ -117,39 +110,6 @@ def test_the_accountant_says_what_the_busiest_group_can_tell(steps, bands):
     assert last <= said + 6*error
 
 
-@pytest.mark.parametrize("wrong", [{"distance": 1}, {"c": 1.3*square_root_coefficients(2)}])
-def test_the_measurement_notices_turns_too_close_and_noise_too_small(wrong):
-    q, sigma, eps, steps = .4, .8, 1., 4
-    said = PLDAccountant().step(q, sigma, 2).delta(eps)
-    setting = {"c": square_root_coefficients(2)} | wrong
-    seen, error = measured_delta(eps, q, sigma, steps, group=0, draws=100_000, **setting)
-    assert seen > said + 20*error
-
-
-# --- who takes part
-
-def test_nobody_takes_part_twice_within_b_steps_and_the_rate_is_right():
-    n, bands, q, steps = 3000, 5, .3, 100
-    groups = cyclic_groups(n, bands, gen())
-    taken = torch.zeros(steps, n)
-    for t in range(steps):
-        taken[t, cyclic_indices(groups, bands, q, t, gen(t + 1))] = 1
-    for t in range(steps - bands + 1):
-        assert taken[t:t + bands].sum(0).max() <= 1
-    # binomial: six standard deviations of the whole count, once in 10^8
-    mean, var = n*q*steps/bands, n*q*(1 - q)*steps/bands
-    assert abs(taken.sum().item() - mean) < 6*math.sqrt(var)
-    sizes = groups.bincount(minlength=bands)
-    assert (sizes - n/bands).abs().max() < 6*math.sqrt(n/bands)
-
-
-def test_one_example_more_leaves_the_groups_of_the_others_to_their_own_dice():
-    groups = cyclic_groups(4000, 4, gen())
-    # the groups of neighbours are independent: a chi-squared table of 16 cells, once in 10^8
-    table = torch.zeros(4, 4).index_put((groups[:-1], groups[1:]), torch.ones(3999), True)
-    assert ((table - 3999/16)**2/(3999/16)).sum() < 70
-
-
 # --- the matrix
 
 def test_variances_are_those_of_the_written_matrix():
@@ -167,14 +127,6 @@ def test_momentum_is_what_an_optimizer_does_to_one_gradient():
         optimizer.step()
         moved.append(-p.item())
     assert np.allclose(momentum_workload(6, .8), moved)
-
-
-@pytest.mark.parametrize("beta", [0., .9])
-def test_the_gradient_of_the_loss_is_right(beta):
-    tail, workload = np.array([.5, .3, .2]), momentum_workload(20, beta)
-    def loss(x): return _loss_of(x, 20, workload)[0]
-    _, slope = _loss_of(tail, 20, workload)
-    assert np.allclose(slope, optimize.approx_fprime(tail, loss, 1e-7), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps, beta", [(3, 0.), (5, 0.), (6, 0.), (6, .9)])
@@ -207,32 +159,10 @@ def test_more_bands_never_hurt_and_length_is_never_above_one():
     assert np.array_equal(inverse_coefficients([1.], 3), [1, 0, 0])
 
 
-# --- the noise of a run
+# --- what makes no sense
 
 class Plan:
     steps, bands = 12, 4
-
-
-def draws(noise, t, name="sum"):
-    step = noise.at(t, Stream("secret", t, name), name)
-    return torch.cat([normal((3, 2), step).flatten(), normal((5,), step)])
-
-
-def test_drawn_noise_solves_the_matrix():
-    noise, fresh = noise_of(Plan), IndependentNoise()
-    w, z = (torch.stack([draws(n, t) for t in range(12)]) for n in (noise, fresh))
-    C = torch.from_numpy(lower(banded_coefficients(12, 4), 12))
-    assert torch.allclose(C @ w, z, atol=1e-12) and not torch.allclose(w, z)
-
-
-def test_a_caller_that_scales_its_noise_in_place_does_not_change_the_next():
-    noise, other = noise_of(Plan), noise_of(Plan)
-    for t in range(3):
-        draws(other, t)
-        step = noise.at(t, Stream("secret", t, "sum"), "sum")
-        normal((3, 2), step).mul_(100)
-        normal((5,), step).zero_()
-    assert torch.equal(draws(noise, 3), draws(other, 3))
 
 
 @pytest.mark.parametrize("fails, says", [

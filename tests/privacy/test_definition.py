@@ -5,8 +5,6 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from toys import generator as gen
 
@@ -78,43 +76,7 @@ def test_sigma_never_overspends_and_is_tight(eps):
         assert exact(eps, sigma) <= delta < exact(eps, sigma*(1 - 1e-8))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.floats(0, 50), st.floats(-14, -.5), st.floats(-1.3, 4))
-def test_round_trips_and_monotone(eps, log_delta, log_sigma):
-    delta, sigma = 10**log_delta, 10**log_sigma
-    s = gaussian_sigma(eps, delta)
-    assert gaussian_epsilon(delta, s) <= eps + 1e-12 and gaussian_delta(eps, s) <= delta*(1 + 1e-12)
-    assert gaussian_delta(eps + .1, sigma) <= gaussian_delta(eps, sigma)
-    assert gaussian_delta(eps, sigma*1.1) <= gaussian_delta(eps, sigma)
-
-
-def test_against_dp_accounting():
-    dp = pytest.importorskip("dp_accounting")
-    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
-    for sigma in (.5, 1., 2.87, 20.):
-        for delta in (1e-3, 1e-5, 1e-9):
-            eps = gaussian_epsilon(delta, sigma)
-            assert abs(eps - dp.get_epsilon_gaussian(sigma, delta)) < 1e-6*max(1, eps)
-            if eps:
-                theirs = dp.get_sigma_gaussian(eps, delta)
-                assert abs(gaussian_sigma(eps, delta)/theirs - 1) < 1e-6
-        grid = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4)
-        for eps in (.1, 1., 3.):  # multiples of its grid, where it is exact
-            ours, theirs = gaussian_delta(eps, sigma), grid.get_delta_for_epsilon(eps)
-            assert abs(ours - theirs) < 1e-11*ours + 1e-20
-
-
 # hockey_stick
-
-def test_hockey_stick_is_the_best_event_by_brute_force():
-    "max over all 2^n events of P(S) - e^eps Q(S), no formula involved."
-    rng = np.random.default_rng(0)
-    events = (np.arange(2**8)[:, None] >> np.arange(8)) & 1
-    for eps in (0., .3, 1.1, 4.):
-        p, q = rng.dirichlet(np.ones(8)*.5, 2)
-        near = (events @ p - math.exp(eps)*(events @ q)).max()
-        assert abs(hockey_stick(p, q, eps) - near) < 1e-14
-
 
 def test_hockey_stick_corner_cases():
     p = [.5, .5, 0.]
@@ -126,30 +88,12 @@ def test_hockey_stick_corner_cases():
     assert hockey_stick([1 - lie, lie], [lie, 1 - lie], eps) < 1e-15
 
 
-def test_hockey_stick_counts_the_mass_that_the_grid_missed():
-    "A grid that is cut off may only report more than the truth."
-    for right in (5., 6., 8.):
-        x = torch.linspace(-8, right, 100_001, dtype=torch.float64)
-        p, q = normals(x)
-        found = hockey_stick(q, p, 3., dx=x[1] - x[0])
-        assert found >= gaussian_delta(3., 1.) - 1e-9  # the kink inside one cell
-
-
 def test_hockey_stick_weighs_cells_of_unequal_width():
     right = torch.logspace(-2, 1, 4000, dtype=torch.float64)
     edges = torch.cat([-right.flip(0), right])
     x, dx = (edges[1:] + edges[:-1])/2, edges.diff()
     p, q = normals(x)
     assert abs(hockey_stick(p, q, 1., dx=dx) - gaussian_delta(1., 1.)) < 1e-4
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(2, 12), st.integers(1, 12), st.floats(0, 4), st.integers(0, 10**6))
-def test_post_processing_never_grows(n, m, eps, seed):
-    rng = np.random.default_rng(seed)
-    p, q = rng.dirichlet(np.full(n, .3), 2)
-    kernel = rng.dirichlet(np.full(m, .3), n)  # row: where one output goes
-    assert hockey_stick(p @ kernel, q @ kernel, eps) <= hockey_stick(p, q, eps) + 1e-12
 
 
 # mechanisms
@@ -232,22 +176,6 @@ def test_max_tpr_is_reached_by_randomized_response_and_never_by_gaussian():
     assert max_tpr(.2, 1e4) == 1 and max_tpr(0., 1e4) == 0
     assert max_tpr(0., 1., .1) == pytest.approx(.1)
     assert gaussian_tpr(fpr, 1.)[[0, -1]].tolist() == [0., 1.]
-
-
-@pytest.mark.parametrize("mechanism", [laplace_mechanism, gaussian_mechanism])
-@pytest.mark.parametrize("halved", [False, True])
-def test_attack_respects_the_bound_and_catches_halved_noise(mechanism, halved):
-    "Clopper-Pearson at 5e-8 on each of two rates: a correct mechanism alarms once in 1e7 runs."
-    n, sensitivity, level = 100_000, 1., 1.
-    if halved:
-        sensitivity /= 2
-    worlds = [torch.full((n,), m).double() for m in (0, 1)]
-    answers = [mechanism(world, sensitivity, level, gen(7 + m)) for m, world in enumerate(worlds)]
-    best = max_tpr if mechanism is laplace_mechanism else gaussian_tpr
-    false, hits = ((z > .5).sum().item() for z in answers)
-    tpr_low = stats.beta.ppf(5e-8, hits, n - hits + 1)
-    fpr_high = stats.beta.ppf(1 - 5e-8, false + 1, n - false)
-    assert (tpr_low > best(fpr_high, level)) == halved
 
 
 # errors: the rule, the value

@@ -83,13 +83,6 @@ def test_one_statement():
     assert "one run of a Search" in Search(**NUMBERS).plan.statement()
 
 
-def test_a_search_is_frozen_and_travels():
-    search = Search(**NUMBERS)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        search.eps = 8
-    assert pickle.loads(pickle.dumps(search)).plan == search.plan
-
-
 @pytest.mark.parametrize("bad, words", [
     (dict(runs=.5), "is no search"), (dict(eta=math.inf), "eta=inf is a Poisson"),
     (dict(eta=-1.), "no shape"), (dict(score_sigma=0.), "score_sigma=0.0 is no noise multiplier"),

@@ -211,10 +211,6 @@ def test_what_does_not_fit_is_refused_with_the_line_to_write(why, model, data, o
         run(model(), data, **options)
 
 
-def test_a_gradient_inside_of_a_model_runs_in_the_loop():
-    assert run(Penalized(5, 3), engine=loop_grad_sum).fit(1).t == 1
-
-
 def test_frozen_norms_keep_what_was_learnt_under_its_names():
     net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(3))
     x = torch.randn(6, 2, 5, 5)
@@ -332,11 +328,6 @@ def test_data_are_refused_with_the_line_to_write(why, make):
 def test_rows_that_will_not_learn_are_named(why, x):
     with pytest.warns(UserWarning, match=why):
         run(linear(torch.float32), Examples(x, torch.arange(N) % 3))
-
-
-def test_good_rows_get_no_hint(recwarn):
-    run(linear(torch.float32), Examples(torch.randn(N, 5), torch.arange(N) % 3))
-    assert not [w for w in recwarn if "nonprivate" in str(w.message)]
 
 
 # --- what is said

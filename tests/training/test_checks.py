@@ -1,9 +1,7 @@
 "What is refused before the first step, in the caller's words, and what is left as it was."
-import copy
 import math
 import pickle
-from functools import wraps
-from types import SimpleNamespace
+from functools import partial, wraps
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +9,6 @@ import opacus.layers
 import pytest
 import torch
 import torch.nn.functional as F
-from innocents import Table, Two
 from leaks import noise
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -28,7 +25,7 @@ from dp_course.gradients import (
     loop_grad_sum,
 )
 from dp_course.privacy import PrivacyPlan, RDPAccountant
-from dp_course.training import Trainer, check_plan, fix, squared_error
+from dp_course.training import Trainer, fix
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -40,12 +37,6 @@ def trainer(model=None, data=None, n=12, **options):
 
 
 # --- plan, data, labels
-
-
-def test_plan_and_data_must_agree():
-    with pytest.raises(ValueError, match=r"n=9.*12 examples"):
-        check_plan(SimpleNamespace(n=9), noise(5))
-    check_plan(trainer().plan, noise(5))
 
 
 @pytest.mark.parametrize("plan", [None, {"n": 12}])
@@ -80,21 +71,17 @@ def test_labels_in_arrays_are_looked_at(kind):
         trainer(nn.Linear(5, 2), data)
 
 
-@pytest.mark.parametrize("y", [
-    torch.full((12,), 9), torch.rand(12, 10).softmax(1), torch.arange(12).where(
-        torch.arange(12) < 10, -100)], ids=["the last class", "probabilities", "to ignore"])
-def test_labels_of_every_kind_are_taken(y):
-    trainer(data=Examples(torch.randn(12, 5), y))
+def some(ignored):
+    return torch.arange(12).where(torch.arange(12) < 10, ignored)
 
 
-def test_a_number_of_ones_own_for_labels_to_ignore():
-    y = whole(12, 4, 4)
-    y[:, 0] = 255
-
-    def each_pixel(output, y):
-        return F.cross_entropy(output, y, reduction="none", ignore_index=255).mean((1, 2))
-
-    trainer(nn.Conv2d(2, 3, 1), Examples(torch.randn(12, 2, 4, 4), y), loss_fn=each_pixel).step()
+@pytest.mark.parametrize("y, known", [
+    (torch.full((12,), 9), loss), (torch.rand(12, 10).softmax(1), loss), (some(-100), loss),
+    (some(255), nn.CrossEntropyLoss(ignore_index=255)),
+    (some(255), partial(F.cross_entropy, ignore_index=255))],
+    ids=["the last class", "probabilities", "to ignore", "255", "255 by a function"])
+def test_labels_of_every_kind_are_taken(y, known):
+    trainer(data=Examples(torch.randn(12, 5), y), loss_fn=known)
 
 
 # --- models
@@ -167,11 +154,6 @@ def test_models_that_cannot_be_trained_are_refused_by_name(name):
         trainer(model)
 
 
-def test_a_model_that_mixes_is_told_that_its_evaluation_will_differ():
-    with pytest.warns(UserWarning, match="evaluation in batches will look different"):
-        trainer(nn.Sequential(nn.Linear(5, 10), nn.Softmax(0)))
-
-
 @pytest.mark.parametrize("layer", [nn.LayerNorm(5), nn.Dropout(.5), nn.PReLU()])
 def test_nothing_is_left_behind(layer):
     model = around(layer).eval()
@@ -184,6 +166,26 @@ def test_nothing_is_left_behind(layer):
     assert torch.equal(seeded, torch.get_rng_state()) and torch.get_default_dtype() == torch.float32
     assert not model.training and all(p.grad is None for p in model.parameters())
     torch.set_rng_state(state)
+
+
+class Table(nn.Module):
+    "Numbers and a category, by name."
+    def __init__(self):
+        super().__init__()
+        self.kind, self.out = nn.Embedding(4, 3), nn.Linear(8, 3)
+
+    def forward(self, numbers, kind):
+        return self.out(torch.cat([numbers, self.kind(kind)], 1))
+
+
+class Two(nn.Module):
+    "Two inputs, one of them an image."
+    def __init__(self):
+        super().__init__()
+        self.image, self.out = nn.Conv2d(1, 4, 3), nn.Linear(9, 3)
+
+    def forward(self, image, numbers):
+        return self.out(torch.cat([self.image(image).relu().mean((2, 3)), numbers], 1))
 
 
 class Row(NamedTuple):
@@ -313,10 +315,11 @@ def test_made_up_rows_leave_nothing_in_a_model():
 
 
 def test_an_engine_of_ones_own_is_compared_and_named():
-    def mine(model, loss_fn, x, y, clip):
-        return fast_grad_sum(model, loss_fn, x, y, clip)
+    def mine(*given):
+        return fast_grad_sum(*given)
 
-    said = trainer(engine=mine).step().statement()
+    with_dropout = nn.Sequential(nn.Linear(5, 30), nn.Dropout(.5), nn.Linear(30, 10))
+    said = trainer(with_dropout, engine=mine).step().statement()
     assert "engine mine" in said and "author's word" in said
     assert "author's word" not in trainer().statement()
 
@@ -333,44 +336,18 @@ def test_our_engines_in_another_precision_or_shape_are_ours():
     assert "author's word" in trainer(engine=mine).statement()
 
 
-def test_a_metric_that_does_not_fit_is_refused():
-    data = noise(5)
-    for metric in (squared_error, lambda *_: 1.):
-        tested = data.replace(test_x=data.train_x[:9], test_y=data.train_y[:9])
-        with pytest.raises(ValueError, match="metric|one output per label"):
-            trainer(data=tested, metric=metric)
-
-
-def test_calls_that_make_no_sense_are_answered_and_cost_nothing(monkeypatch):
+def test_calls_that_make_no_sense_are_answered_and_cost_nothing():
     run = trainer(seed=1)
-    looks = dict(sensitivity=1., sigma=10.)
     for why, call in {
-            "2.5.*integer": lambda: run.fit(2.5), "-1.*integer": lambda: run.fit(-1),
-            "chunk=0": lambda: run.evaluate(chunk=0), "chunk='a'": lambda: run.evaluate(chunk="a"),
-            "no name of its own": lambda: run.noisy("", 1., **looks),
-            "no number and no tensor": lambda: run.noisy("mean", "x", **looks),
-            "not finite": lambda: run.noisy("mean", math.nan, **looks),
+            "not finite": lambda: run.noisy("mean", math.nan, sensitivity=1., sigma=10.),
             "sigma=0": lambda: run.noisy("mean", 1., sensitivity=1., sigma=0),
-            "sensitivity=-1": lambda: run.noisy("mean", 1., sensitivity=-1, sigma=1.),
-            "no number of looks": lambda: run.noisy("mean", 1., most=0, **looks),
-            "cannot be copied": lambda: copy.deepcopy(run),
             "copied or pickled": lambda: pickle.dumps(run)}.items():
         with pytest.raises(ValueError, match=why):
             call()
     assert run.computed == 0 and run.epsilon() == 0
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"ProcessTrainer.*peers=join\(\)"):
-        trainer()
 
 
 # --- optimizers, and what writes weights
-
-
-@pytest.mark.parametrize("make, why", [
-    (torch.optim.LBFGS, "needs a closure"), ("adam", "torch.optim.Adam"), (.1, "no optimizer")])
-def test_optimizers_that_cannot_step_are_refused(make, why):
-    with pytest.raises(ValueError, match=why):
-        trainer(optimizer=make)
 
 
 def test_an_optimizer_holds_the_model_and_nothing_else():
@@ -393,17 +370,6 @@ def test_weights_change_in_the_optimizers_step_only(change):
     with pytest.raises(ValueError, match="changed outside of the optimizer's step|frozen flag"):
         run.step()
     assert run.computed == 1
-
-
-def test_weights_that_everybody_may_know_can_be_set():
-    run = trainer(seed=1).step()
-    run.set_weights({"bias": torch.zeros(10)})
-    with run.weights_swapped({"bias": torch.ones(10)}) as model:
-        assert (model.bias == 1).all()
-    assert (run.model.bias == 0).all()
-    run.step()
-    with pytest.raises(ValueError, match="the model has no scale"):
-        run.set_weights({"scale": torch.zeros(1)})
 
 
 def test_a_buffer_that_an_optimizer_writes_is_not_released(tmp_path):
@@ -552,11 +518,3 @@ def test_a_model_that_writes_its_weights_on_made_up_rows_is_refused_at_once():
     model.on[0] = True
     with pytest.raises(ValueError, match="kept: changed outside"):
         trainer(model)
-
-
-def test_an_engine_of_ones_own_may_have_dropout():
-    def wrapped(*given):
-        return fast_grad_sum(*given)
-
-    model = nn.Sequential(nn.Linear(5, 30), nn.Dropout(.5), nn.Linear(30, 10))
-    assert "wrapped" in trainer(model, engine=wrapped).statement()

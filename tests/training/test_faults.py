@@ -1,6 +1,5 @@
 "What a disk, a kill, a second process or a stranger's file can do to a run, and what it says."
 import errno
-import functools
 import json
 import os
 import pickle
@@ -53,23 +52,14 @@ def cut_short(tmp_path):
 # --- files of strangers
 
 
-BROKEN = {
-    "empty": b"",
-    "text": b"hello\n",
-    "pickle": pickle.dumps(Bomb(), 2),
-    "zip": b"PK\x03\x04" + bytes(200),
-}
-
-
 def test_foreign_checkpoint_is_one_line_and_runs_nothing(cut_short, capsys):
     checkpoint = cut_short.with_suffix(".checkpoint")
     before = cut_short.read_bytes()
-    for kind, content in BROKEN.items():
-        checkpoint.write_bytes(content)
-        said = complaint(capsys, MINI, "--resume", "--out", cut_short.parent)
-        assert checkpoint.name in said and "the one before it is" in said, (kind, said)
-        assert not Bomb.went_off, kind
-        assert cut_short.read_bytes() == before, f"{kind}: a refused run writes nothing"
+    checkpoint.write_bytes(pickle.dumps(Bomb(), 2))
+    said = complaint(capsys, MINI, "--resume", "--out", cut_short.parent)
+    assert checkpoint.name in said and "the one before it is" in said, said
+    assert not Bomb.went_off
+    assert cut_short.read_bytes() == before, "a refused run writes nothing"
     os.replace(f"{checkpoint}.prev", checkpoint)
     assert main([MINI, "--resume", "--out", str(cut_short.parent)]) == 0
 
@@ -149,14 +139,6 @@ def test_record_of_an_older_version_goes_on(cut_short):
         read_record(cut_short)
 
 
-def test_record_that_does_not_say_enough_is_no_result(tmp_path):
-    start = {"kind": "start", "preset": "x", "data": "d", "seed": 0, "config": {}}
-    rewrite(tmp_path/"0.jsonl", start, {"kind": "end", "finished": True})
-    assert recorded(tmp_path) == {}
-    with pytest.raises(ValueError, match="says nothing about plan"):
-        plot_record(tmp_path/"0.jsonl")
-
-
 def test_foreign_files_in_out_are_left_alone(cut_short, capsys):
     folder = cut_short.parent
     for name, raw in {"notes.jsonl": b"[1, 2]\n", "notes.checkpoint": b"hello", "x.txt": b"",
@@ -170,16 +152,6 @@ def test_foreign_files_in_out_are_left_alone(cut_short, capsys):
 
 
 # --- disks
-
-
-def failing(real, when, code):
-    "A function of `os` that fails on what `when` says yes to."
-    @functools.wraps(real)
-    def function(first, *rest):
-        if when(first, *rest):
-            raise OSError(code, os.strerror(code))
-        return real(first, *rest)
-    return function
 
 
 def test_full_disk_in_the_middle_of_a_run_is_one_line(tmp_path, monkeypatch, capsys):
@@ -206,38 +178,24 @@ def test_full_disk_in_the_middle_of_a_run_is_one_line(tmp_path, monkeypatch, cap
 
 
 def test_disk_that_is_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, capsys):
-    never = failing(os.write, lambda *args: True, errno.ENOSPC)
+    def never(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     monkeypatch.setattr(os, "write", never)
     said = complaint(capsys, MINI, "--out", tmp_path/"new")
     assert "No space left on device" in said
     assert not list((tmp_path/"new").iterdir())
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_read_only_folder_is_one_line(tmp_path, monkeypatch, capsys, code):
+def test_read_only_folder_is_one_line(tmp_path, monkeypatch, capsys):
     def refuse(path, *args, **more):
-        raise OSError(code, os.strerror(code), str(path))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(records, "open", refuse, raising=False)
     said = complaint(capsys, MINI, "--out", tmp_path)
-    assert os.strerror(code) in said and str(tmp_path) in said
+    assert os.strerror(errno.EROFS) in said and str(tmp_path) in said
     said = complaint(capsys, MINI, "--out", ROOT/"Makefile")  # a file where a folder should be
     assert "Makefile" in said
-
-
-def test_row_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypatch):
-    record = Record(tmp_path/"a.jsonl")
-    record.write("start", preset="x")
-    before = record.path.read_bytes()
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda file, raw: real(file, raw[:5]) if len(raw) > 12 else
-                        failing(real, lambda *args: True, errno.ENOSPC)(file, raw))
-    with pytest.raises(OSError, match="a.jsonl"):
-        record.write("epoch", step=1)
-    monkeypatch.undo()
-    assert record.path.read_bytes() == before
-    record.write("epoch", step=1)
-    assert [line["kind"] for line in read_record(record.path)] == ["start", "epoch"]
 
 
 # --- two at once
@@ -262,16 +220,6 @@ def test_second_process_is_told_and_the_lock_goes_with_the_first(cut_short, caps
     assert cut_short.read_bytes() == before
     assert main([MINI, "--resume", "--out", str(cut_short.parent)]) == 0
     assert read_record(cut_short)[-1]["finished"]
-
-
-def test_record_is_free_again_after_a_run_and_after_a_failure(tmp_path):
-    def fail(text):
-        raise OSError("no screen")
-
-    with pytest.raises(OSError):
-        train(Job(make_config(MINI), out=tmp_path, seed=0), say=fail, show=False)
-    assert not quiet(out=tmp_path, resume=True, steps=3)["finished"]
-    assert quiet(out=tmp_path, resume=True)["finished"]
 
 
 def test_a_run_goes_on_with_less_memory_but_repeats_no_step_with_it(cut_short, capsys):
