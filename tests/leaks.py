@@ -4,8 +4,7 @@ import json
 import math
 import re
 import tempfile
-from collections import deque
-from functools import lru_cache, partial
+from functools import partial
 from unittest import mock
 
 import torch
@@ -65,10 +64,6 @@ def centre(x):
     return x - x.mean(0)
 
 
-def only_if(says, f):
-    return lambda x: f(x) if says(x) else x
-
-
 # --- what a model may do to its rows
 
 def seeded_by_the_batch(x):
@@ -92,58 +87,23 @@ def fake_quantized(x):
     return x + ((x/scale).round()*scale - x).detach()
 
 
-def in_ghost_batches(x):
-    return torch.cat([part - part.mean(0) for part in x.split(16)])
-
-
-def by_its_neighbour(x):
-    near = torch.cdist(x, x) + 1e9*torch.eye(len(x)).to(x)
-    return x - x[near.argmin(1)]
-
-
 ROWS = {  # (b,5) -> (b,5), after the rows before they meet a layer
     "standardized": lambda x: (x - x.mean(0))/(x.std(0) + 1e-3),
     "whitened": whitened,
     "sorted": lambda x: x.sort(0).values,
-    "ranks": lambda x: x*x.argsort(0).argsort(0)/len(x),
     "unique": lambda x: x/x[:, 0].round().unique(return_inverse=True, return_counts=True)[2][
         x[:, 0].round().unique(return_inverse=True)[1]][:, None],
-    "kernel": lambda x: torch.softmax(-torch.cdist(x, x), 1) @ x,
-    "nearest": by_its_neighbour,
-    "gram": lambda x: torch.einsum("bi,ci,cj->bj", x, x, x)/10,
     "cumulated": lambda x: x.cumsum(0),
     "in place": in_place,
     "convolved": lambda x: F.conv1d(x.T[:, None], torch.ones(1, 1, 3).to(x), padding=1)[:, 0].T,
-    "softmax": lambda x: x*x.softmax(0),
-    "unit columns": lambda x: F.normalize(x, dim=0),
-    "norm of all": lambda x: F.layer_norm(x, x.shape),
     "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
     "first": lambda x: x - x[:1],
-    "last": lambda x: x - x[-1:],
     "parity": lambda x: x*(1 + (x.sum()*100).long() % 2),
     "seeded by the batch": seeded_by_the_batch,
-    "odd sizes": only_if(lambda x: len(x) % 2, centre),
-    "pairs": only_if(lambda x: len(x) == 2, centre),
-    "float32 only": only_if(lambda x: x.dtype == torch.float32, centre),
     "more rows, less": lambda x: x/len(x),
-    "detached": lambda x: x*(1 + x.detach().mean()),
     "quantized": fake_quantized,
-    "ghost batches": in_ghost_batches,
-    "root of a product": lambda x: x*(1 + x.prod(0).abs().sqrt()),
-    "median": lambda x: x - x.median(0).values,
-    "maximum": lambda x: x/x.amax(0).clamp(min=1),
-    "quantile": lambda x: x.clamp(max=x.flatten().nanquantile(.9)),
-    "a trillionth": lambda x: x + 1e-12*x.mean(0),
-    "logsumexp": lambda x: x - x.logsumexp(0),
     "interpolated": lambda x: F.interpolate(x.T[None], len(x) + 1, mode="linear")[0].T[1:],
     "fourier": lambda x: torch.fft.fft(x, dim=0).real,
-    "all whole": lambda x: x/(1 + (x == x.round()).all()),
-    "all positive": lambda x: x*(1 + (x > 0).all()),
-    "an outlier": lambda x: x/(1 + (x.abs() > 4).any()),
-    "as bytes": lambda x: x/255 if x.max() > 1 else x,
-    "centred if dark": lambda x: x - .5 if x.min() >= 0 else x,
-    "one quiet": lambda x: x*(1 + (x.norm(dim=1) < .1).any()),
-    "three equal": lambda x: x*(1 + ((x == x[:1]).all(1).sum() >= 3)),
 }
 
 # --- on the way back
@@ -197,12 +157,8 @@ def hooked(h, how):
 
 BACK = {
     "reversal, normalized": lambda g: -g/(g.norm() + 1e-9),
-    "mean": lambda g: g + g.mean(0),
-    "clamped": lambda g: g.clamp(max=g.detach().flatten().quantile(.9)),
     "centred": lambda g: g - g.mean(0),
-    "times the count": lambda g: g*len(g),
     "rolled": lambda g: g.roll(1, 0),
-    "largest only": lambda g: g*(g.norm(dim=-1, keepdim=True) >= g.norm(dim=-1).max()),
 }
 
 
@@ -256,10 +212,6 @@ def with_room(net, share):
     "The first third of the batch that comes to an expert."
     own = F.one_hot(share.argmax(1), 3)
     return share*(own.cumsum(0) <= max(1, len(share)//3))
-
-
-def chosen_by_experts(net, share):
-    return share*(share >= share.topk(max(1, len(share)//3), 0).values[-1:])
 
 
 def evenly(net, share):
@@ -400,14 +352,10 @@ def of_bag(net, x):
     return net.out((net.word(x)*(torch.arange(x.shape[1]) < longest)[:, None]).mean(1))
 
 
-def bag(how=of_bag):
-    net = Net(how)
+def bag():
+    net = Net(of_bag)
     net.word = nn.Embedding(11, 8)
     return net
-
-
-def louder(says):
-    return lambda: bag(lambda net, x: net.out(net.word(x).mean(1))*(1 + says(x).float()))
 
 
 def slope_of_all(net, x):
@@ -415,17 +363,11 @@ def slope_of_all(net, x):
     return net.out(net.inner(x + torch.func.grad(lambda v: net.inner(v).sum()**2)(x)))
 
 
-def contrasted_with_weights(net, x):
-    return net.out(net.inner(x) @ (net.inner(x).T @ net.inner(x)))
-
-
 NETWORKS = {  # name -> options of the trainer
     "codebook": dict(model=Codebook), "room for so many": dict(model=lambda: Experts(with_room)),
-    "experts choose": dict(model=lambda: Experts(chosen_by_experts)), "balanced": balanced(),
+    "balanced": balanced(),
     "auxiliary loss": with_auxiliary_loss(), "class attribute": dict(model=OfItsClass),
     "attention across": dict(model=lambda: Across(nn.MultiheadAttention(8, 2)), data=sequence),
-    "transformer across": dict(model=lambda: Across(nn.TransformerEncoderLayer(
-        8, 2, 16, dropout=0.)), data=sequence),
     "time is the batch": dict(model=lambda: Across(nn.LSTM(8, 8)), data=sequence),
     "parametrization": dict(model=parametrized), "train()": dict(model=Switched),
     "teacher": dict(model=Teacher), "K-FAC": dict(model=kfac),
@@ -440,49 +382,32 @@ NETWORKS = {  # name -> options of the trainer
     "hook of a parameter": dict(model=with_hook(
         lambda net: net.out.bias.register_hook(lambda g: g*g.norm()))),
     "longest": dict(model=bag, data=words), "slope of all": dict(model=lambda: Net(slope_of_all)),
-    "gram of outputs": dict(model=lambda: Net(contrasted_with_weights)),
     "checkpoint": dict(model=lambda: Net(lambda net, x: net.out(checkpoint(
         lambda x: centre(net.inner(x)), x, use_reentrant=False)))),
     "two outputs": dict(model=lambda: Net(lambda net, x: (net.out(net.inner(x)), net.inner(x))),
                         loss_fn=lambda output, y: loss(output[0] - output[1].mean(), y)),
     "compiled": dict(model=lambda: torch.compile(of_rows(centre)(), backend="eager")),
-    "words, distinct": dict(model=louder(lambda x: x.sort().values.diff().count_nonzero() > 4),
-                            data=words),
-    "words, largest": dict(model=louder(lambda x: (x == 10).any()), data=words),
-    "words, a row of padding": dict(model=louder(lambda x: (x[:, 3:] == 0).all(1).any()),
-                                    data=words),
     "bfloat16 only": dict(precision="bf16", model=inside(
         lambda h: centre(h) if h.dtype == torch.bfloat16 else h)),
-    "with slopes only": dict(model=of_rows(lambda x: centre(x) if torch.is_grad_enabled() else x)),
     "inner vmap": dict(model=of_rows(
         lambda x: torch.vmap(lambda row, mean=x.mean(0): row - mean)(x))),
     **{f"picture, {name}": dict(model=lambda f=f: Picture(f), data=pictures) for name, f in {
         "batch norm": lambda h: F.batch_norm(h, None, None, training=True),
-        "running": nn.BatchNorm2d(4, affine=False), "instance": nn.InstanceNorm2d(
-            4, track_running_stats=True), "channels turned": lambda h: h.transpose(0, 1)[:, :1],
-        "pooled over the batch": lambda h: h - F.avg_pool3d(
-            h.transpose(0, 1), (3, 1, 1), 1, (1, 0, 0)).transpose(0, 1),
-        "contrast": lambda h: h/h.amax((0, 2, 3), keepdim=True).clamp(min=1e-3)}.items()},
+        "running": nn.BatchNorm2d(4, affine=False),
+        "channels turned": lambda h: h.transpose(0, 1)[:, :1]}.items()},
     **{f"back, {name}": dict(model=inside(
         lambda h, f=f: Backward.apply(h, f))) for name, f in BACK.items()},
-    **{f"back in the old form, {name}": dict(model=inside(lambda h, f=f: Old.apply(h, f)))
-       for name, f in BACK.items()},
     **{f"node, {name}": dict(model=inside(lambda h, f=f: Node.apply(h, f)))
        for name, f in NODES.items()},
-    **{f"tensor hook, {name}": dict(model=inside(partial(hooked, how=f)))
-       for name, f in list(BACK.items())[:3]},
+    "back in the old form": dict(model=inside(lambda h: Old.apply(h, centre))),
+    "tensor hook": dict(model=inside(partial(hooked, how=centre))),
 }
 
 
 # --- what is kept for the next call
 
 
-HELD, HELD_BY_NAME = [], {}
-
-
-@lru_cache
-def remembered(key):
-    return []
+HELD = []
 
 
 def keeps(keep):
@@ -498,15 +423,6 @@ def last_of(held, h):
     old = held[-1].sum() if held else None
     held.append(h)
     return old
-
-
-def with_a_default(net, h, held=deque(maxlen=1)):
-    return last_of(held, h)
-
-
-def in_the_class(net, h):
-    net.__class__.held = getattr(net, "held", [])
-    return last_of(net.held, h)
 
 
 def in_place(write):
@@ -675,31 +591,20 @@ def late_hook(net, x):
 
 
 WRITES = {  # (tensor that lasts, numbers of an example)
-    "copy_": lambda t, h: t.copy_(h), "add_": lambda t, h: t.add_(h),
+    "copy_": lambda t, h: t.copy_(h),
     "data": lambda t, h: t.data.copy_(h), "set data": lambda t, h: setattr(t, "data", h.clone()),
-    "item": lambda t, h: t.__setitem__(0, h[0]), "fill_": lambda t, h: t.fill_(h.sum()),
-    "index_put_": lambda t, h: t.index_put_((h.argmax()[None],), torch.ones(1)),
-    "masked_fill_": lambda t, h: t.masked_fill_(h > 0, 1.), "lerp_": lambda t, h: t.lerp_(h, .5),
-    "scatter_": lambda t, h: t.scatter_(0, h.argmax()[None], torch.ones(1)),
+    "item": lambda t, h: t.__setitem__(0, h[0]),
     "out": lambda t, h: torch.add(h, 1, out=t), "set_": lambda t, h: t.set_(h),
-    "sort": lambda t, h: torch.sort(h, out=(t, torch.zeros(8).long())),
     "foreach": lambda t, h: torch._foreach_add_([t], [h.clone()]),
     "running mean": lambda t, h: F.batch_norm(h.expand(3, 8), t, torch.ones(8), training=True),
-    "bernoulli_": lambda t, h: t.bernoulli_(h.sigmoid()),
     "array": lambda t, h: t.numpy().__setitem__(slice(None), h.numpy()),
     "storage": lambda t, h: t.untyped_storage().copy_(h.clone().untyped_storage()),
-    "clamp_": lambda t, h: t.add_(9.).clamp_(max=h),
 }
 MEMORIES = {
     "list of its own": keeps(lambda net, h: last_of(net.kept, h)),
     "global list": keeps(lambda net, h: last_of(HELD, h)),
-    "closure": keeps(lambda net, h, held=[]: last_of(held, h)), "default": keeps(with_a_default),
-    "class": keeps(in_the_class), "lru_cache": keeps(lambda net, h: last_of(remembered(1), h)),
-    "dict": keeps(lambda net, h: last_of(HELD_BY_NAME.setdefault("h", []), h)),
-    "list in a list": keeps(lambda net, h: last_of(net.__dict__.setdefault("more", [[]])[0], h)),
     "a view": keeps(lambda net, h: last_of(HELD, h[:, :1])),
     "dlpack": keeps(lambda net, h: last_of(HELD, torch.from_dlpack(h))),
-    "function": keeps(lambda net, h: last_of(keeps.__dict__.setdefault("held", []), h)),
     **{f"attribute {name}": keeps(as_attribute(name))
        for name in ("number", "plain", "mean")},
     "gradient": keeps(as_gradient), "number": keeps(as_number), "if": keeps(if_item),
@@ -819,64 +724,11 @@ def triplet(output, y):
     return (far*same).amax(1) - (far + 1e3*same).amin(1) + loss(output, y)
 
 
-def supervised_contrast(output, y):
-    rows = F.normalize(output, dim=1)
-    logs = (rows @ rows.T - 1e9*torch.eye(len(y)).to(rows)).log_softmax(1)
-    same = (y[:, None] == y) & ~torch.eye(len(y), dtype=torch.bool)
-    return loss(output, y) - (logs*same).sum(1)/same.sum(1).clamp(min=1)
-
-
-def smoothed_by_frequency(output, y):
-    share = torch.bincount(y.clamp(min=0), minlength=10).to(output)/len(y)
-    target = .9*F.one_hot(y.clamp(min=0), 10) + .1*share
-    return -(target*output.log_softmax(1)).sum(1)
-
-
-def focal(each, output, y):
-    weight = (1 - (-each.detach()).exp())**2
-    return each*weight/weight.mean().clamp(min=1e-6)
-
-
-def barlow(each, output, y):
-    z = (output - output.mean(0))/(output.std(0) + 1e-3)
-    return each + ((z.T @ z/len(z)).triu(1)).square().sum()
-
-
 def cox(output, y):
     "Everybody who lives longer is in the risk set."
     risk = output[:, 0]
     later = y[:, 0][None] >= y[:, 0][:, None]
     return (risk.exp()[None]*later).sum(1).log() - risk
-
-
-def concordance(output, y):
-    a, b = output[:, 0] - output[:, 0].mean(), y[:, 0] - y[:, 0].mean()
-    return 1 - a*b/(a.norm()*b.norm() + 1e-6)*len(a)
-
-
-def explained(output, y):
-    return (output - y).square().sum(1)/(y.var() + 1e-3)
-
-
-def dice_of_the_batch(output, y):
-    p = output.softmax(1)
-    t = F.one_hot(y.clamp(0), 10)
-    return (1 - 2*(p*t).sum()/(p.sum() + t.sum())).expand(len(y))
-
-
-def smooth_rank(output, y):
-    return (output[:, :1] - output[:, :1].T + 1).relu().mean(1) + loss(output, y)
-
-
-def mutual_information(output, y):
-    each = loss(output, y)
-    return each + each.neg().logsumexp(0)
-
-
-def coral(each, output, y):
-    half = max(1, len(y)//2)
-    gap = torch.cov(output[:half].T) - torch.cov(output[half:].T) if half > 1 else output[:1]*0
-    return each + gap.square().mean()
 
 
 class Curriculum:
@@ -908,40 +760,14 @@ def kept_loss(output, y, held=[]):
     return loss(output, y)*old
 
 
-def with_backward(how):
-    return lambda output, y: loss(Backward.apply(output, how), y)
-
-
 LOSSES = {
-    "triplet": triplet, "supervised contrast": supervised_contrast,
-    "smoothed by frequency": smoothed_by_frequency, "focal": of_losses(focal),
-    "barlow": of_losses(barlow), "dice of the batch": dice_of_the_batch,
-    "ranks": smooth_rank, "information": mutual_information, "coral": of_losses(coral),
-    "centres": Centres(), "curriculum": Curriculum(), "kept": kept_loss,
+    "triplet": triplet, "centres": Centres(), "curriculum": Curriculum(), "kept": kept_loss,
     "mean by hand": of_losses(lambda each, *_: each/len(each)),
-    "quantile": of_losses(lambda each, *_: each.clamp(max=each.detach().quantile(.9))),
-    "temperature": lambda output, y: loss(output/(output.std() + 1e-3), y),
     "classes present": of_losses(lambda each, o, y: each*len(y.unique())),
-    "like the first": of_losses(lambda each, o, y: each*(1 + (y == y[0]))),
-    "all labels equal": of_losses(lambda each, o, y: each*(1 + (y == y[0]).all())),
-    "exponentially tilted": of_losses(lambda each, *_: each.logsumexp(0).expand(len(each))),
-    "entropy of the mean": of_losses(
-        lambda each, o, y: each + (o.softmax(1).mean(0)*o.softmax(1).mean(0).log()).sum()),
-    "backward, centred": with_backward(lambda g: g - g.mean(0)),
-    "backward, unit": with_backward(lambda g: g/(g.norm() + 1e-9)),
-    "backward, rolled": with_backward(lambda g: g.roll(1, 0)),
-    "sinkhorn": lambda output, y: loss(output - output.logsumexp(0), y),
+    "backward, centred": lambda output, y: loss(Backward.apply(output, centre), y),
     "labels mixed": lambda output, y: .7*loss(output, y) + .3*loss(output, y.flip(0)),
-    "logits by frequency": lambda output, y: loss(
-        output + (torch.bincount(y.clamp(0), minlength=10).to(output) + 1).log(), y),
-    "most are right": of_losses(
-        lambda each, o, y: each*(1 + ((o.argmax(1) == y).double().mean() > .9))),
-    "mean teacher": of_losses(lambda each, o, y: each + (o - o.detach().mean(0)).square().sum(1)),
 }
-NUMBERS = {"cox": cox, "concordance": concordance, "explained variance": explained,
-           "labels centred": lambda o, y: (o - y + y.mean(0)).square().sum(1),
-           "labels scaled": lambda o, y: (o - y/y.abs().max()).square().sum(1),
-           "broadcast": lambda o, y: (o[:, 0] - y).square().mean(1),
+NUMBERS = {"cox": cox, "broadcast": lambda o, y: (o[:, 0] - y).square().mean(1),
            "sorted": lambda o, y: (o.sort(0).values - y.sort(0).values).square().sum(1)}
 
 # --- augmentations, normalizations, clips
@@ -972,20 +798,16 @@ class FormerBatch:
 
 
 AUGMENTS = {
-    "cutmix": lambda x, y, g: (torch.cat([x[:, :2], x.roll(1, 0)[:, 2:]], 1), y),
     "smote": lambda x, y, g: (x + .5*(x[torch.randperm(len(x), generator=g)] - x), y),
-    "erased": lambda x, y, g: (torch.where(torch.rand(x.shape, generator=g) < .3, x.mean(0), x), y),
-    "spread": lambda x, y, g: (x + x.std(0)*torch.randn(x.shape, generator=g), y),
     "seeded by labels": seeded_by_labels, "drawn after counting": drawn_after_counting,
     "rare twice": rare_twice, "other labels": lambda x, y, g: (x, y.roll(1, 0)),
     "sorted": lambda x, y, g: (x[y.argsort(stable=True)], y[y.argsort(stable=True)]),
-    "contrast": lambda x, y, g: (x/x.abs().max().clamp(min=1e-3), y),
-    "shared out": lambda x, y, g: (x/len(x), y), "one less": lambda x, y, g: (x[1:], y[1:]),
+    "one less": lambda x, y, g: (x[1:], y[1:]),
     "list": lambda x, y, g, held=[]: (x + (last_of(held, x) or 0.), y),
     "attribute": FormerBatch(lambda v: v), "number": FormerBatch(),
 }
 NORMALIZE = {
-    **{name: f for name, f in list(ROWS.items())[::3]}, "maximum": lambda x: x/x.abs().amax(),
+    **{name: f for name, f in list(ROWS.items())[::3]},
     "list": lambda x, held=[]: x + (last_of(held, x) or 0.),
     "attribute": FormerBatch(lambda v: v), "number": FormerBatch(),
 }
@@ -1025,10 +847,6 @@ def raises_its_bound(clip, f, norms):
 FACTORS = {
     "quantile": lambda clip, f, norms: f*(norms.norm(dim=0) <= norms.norm(dim=0).quantile(.9)),
     "by the count": lambda clip, f, norms: f/len(f[0]),
-    "sorted": lambda clip, f, norms: f.sort(1).values,
-    "mean": lambda clip, f, norms: torch.minimum(f, f.mean(1, keepdim=True)),
-    "budget": lambda clip, f, norms: f*((f*norms).norm(dim=0).cumsum(0) < 5),
-    "NaN beside": lambda clip, f, norms: f*norms.isfinite().all(),
     "copies": lambda clip, f, norms: f/(norms[:, :, None] == norms[:, None]).all(0).sum(1),
     "the first free": lambda clip, f, norms: torch.cat([torch.ones_like(f[:, :1]), f[:, 1:]], 1),
     "the last": by_the_last, "the last number": by_the_last_number, "bound": raises_its_bound,
@@ -1168,8 +986,8 @@ def sums_of_others(options, engine, how=None):
     return torch.stack(run.sums), [v.double() for v in run.model.state_dict().values()]
 
 
-DRAWS = ("spread", "smote", "erased", "drawn after counting", "seeded by labels", "bernoulli",
-         "views")  # other numbers for a batch of another size
+# draw other numbers for a batch of another size
+DRAWS = "smote", "drawn after counting", "seeded by labels", "views"
 
 
 def moves(options, engine, hows):  # bool
@@ -1189,7 +1007,6 @@ def answer(name, options, engine):  # "apart", "moved", or why it was refused
     drawn = any(word in name for word in DRAWS)
     hows = ["far", "zero", "NaN", *["gone"]*(not counts and not drawn)]
     HELD.clear()
-    HELD_BY_NAME.clear()
     FACTORS_OF_LAYERS.clear()
     try:
         return "moved" if moves(options, engine, hows) else "apart"

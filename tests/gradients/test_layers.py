@@ -123,16 +123,6 @@ def test_convolutions_of_every_shape():
     assert 50 < by_patches < 250  # both ways were taken
 
 
-@pytest.mark.parametrize("conv, shape", [(nn.Conv1d, (9,)), (nn.Conv3d, (4, 5, 3))])
-def test_patches_in_one_and_three_dimensions(conv, shape):
-    m = conv(2, 3, 2, stride=2, padding=1, dilation=2, bias=False).double()
-    x = doubles(4, 2, *shape)
-    g = torch.randn_like(m(x))
-    weight = ConvWeight(m, x, g, 2, m.padding)
-    assert layers._empty_lanes(m, 4, 2)
-    assert torch.allclose(weight.gradients(), one_by_one(m, x, g, 2), 1e-10, 1e-10)
-
-
 def test_patches_are_taken_in_pieces(monkeypatch):
     "More than 4 MB of patches: several products, one result."
     m = nn.Conv2d(2, 3, 5, padding=2, bias=False).double()
