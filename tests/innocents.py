@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from leaks import N, noise, numbers, of_losses, of_rows, pictures, sequence, words
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.utils.checkpoint import checkpoint
 from toys import Picture, loss, two_views
 from toys import generator as gen
 
@@ -36,20 +35,6 @@ class Rows(nn.Module):
 
     def forward(self, x):
         return self.layer(self.before(x))
-
-
-class Padded(nn.Module):
-    "A transformer that is told which words are padding."
-    def __init__(self):
-        super().__init__()
-        self.word, self.out = nn.Embedding(11, 8, padding_idx=0), nn.Linear(8, 10)
-        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0., batch_first=True)
-
-    def forward(self, x):
-        nothing = x == 0
-        nothing[:, 0] = False
-        h = self.block(self.word(x), src_key_padding_mask=nothing)
-        return self.out((h*~nothing[..., None]).sum(1)/(~nothing).sum(1, keepdim=True))
 
 
 class Routed(nn.Module):
@@ -78,30 +63,6 @@ class KeepsWeights(nn.Module):
         return self.out(h.mean(1))
 
 
-class FrozenExperts(nn.Module):
-    "Each row goes to its expert, with whoever goes there: sums of other shapes, rounded otherwise."
-    def __init__(self):
-        super().__init__()
-        self.gate, self.out = nn.Linear(5, 2).requires_grad_(False), nn.Linear(64, 10)
-        self.experts = nn.ModuleList(nn.Linear(5, 64) for _ in range(2)).requires_grad_(False)
-
-    def forward(self, x):
-        best = self.gate(x).argmax(1)
-        h = x.new_zeros(len(x), 64)
-        for i, expert in enumerate(self.experts):
-            h[best == i] = expert(x[best == i]).to(h)
-        return self.out(h)
-
-
-class Squeeze(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 2), nn.Linear(2, 4)
-
-    def forward(self, h):
-        return h*self.two(self.one(h.mean((2, 3))).relu()).sigmoid()[..., None, None]
-
-
 class Shuffled(nn.Module):
     "Transposed convolution, pixels to channels and back, bilinear pixels between."
     def __init__(self):
@@ -113,35 +74,6 @@ class Shuffled(nn.Module):
         h = F.pixel_shuffle(self.mid(F.pixel_unshuffle(self.up(x), 2)), 2)
         h = F.interpolate(h, scale_factor=2, mode="bilinear")
         return self.out(h.mean((2, 3)))
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.kind, self.size = nn.Linear(5, 8), nn.Linear(8, 10), nn.Linear(8, 1)
-
-    def forward(self, x):
-        h = self.body(x).tanh()
-        return {"kind": self.kind(h), "size": self.size(h)[:, 0]}
-
-
-class Straight(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.out = nn.Linear(5, 8), nn.Linear(8, 10)
-
-    def forward(self, x):
-        h = self.inner(x).tanh()
-        return self.out(h + ((4*h).round()/4 - h).detach())
-
-
-class Recomputed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.out = nn.Linear(5, 8), nn.Linear(8, 10)
-
-    def forward(self, x):
-        return self.out(checkpoint(lambda x: self.inner(x).tanh(), x, use_reentrant=False))
 
 
 class Pool(nn.Module):
@@ -172,37 +104,6 @@ def tagged():
     y = torch.randint(4, (N, 6), generator=gen(1))
     y[:, 4:][torch.rand(N, 2, generator=gen(2)) < .5] = -100
     return words().replace(train_y=y)
-
-
-class Reader:
-    "A table behind a class of its own, as h5py has them."
-    def __init__(self, x):
-        self.inside = x
-
-    def __len__(self):
-        return len(self.inside)
-
-    def __getitem__(self, i):
-        return self.inside[i]
-
-
-class Own(torch.utils.data.Dataset):
-    "Items of a table behind a class of its own, one of named columns, or one that is made."
-    def __init__(self, kind):
-        self.table = {"x": torch.randn(N, 5, generator=gen()), "y": torch.arange(N) % 10}
-        self.reader, self.kind = Reader(torch.randn(N, 5, generator=gen())), kind
-        self.transforms = [torch.tanh, torch.Tensor.sin]
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        x = self.reader[i] if self.kind == "reader" else self.table["x"][i]
-        if self.kind == "made":
-            x = torch.randn(5, generator=gen(i))
-        for f in self.transforms:
-            x = f(x)
-        return x, int(self.table["y"][i])
 
 
 class Function(nn.Module):
@@ -249,35 +150,6 @@ def bytes_of():
                     torch.arange(N) % 10)
 
 
-def of_each(f, **options):
-    return lambda output, y: f(output, y, reduction="none", **options).flatten(1).mean(1)
-
-
-def own_dice(output, y):
-    p = output.softmax(1)
-    t = F.one_hot(y, 10)
-    return 1 - 2*(p*t).sum(1)/(p + t).sum(1)
-
-
-def quantile(output, y):
-    return torch.maximum(.9*(y - output), -.1*(y - output)).mean(1)
-
-
-def hinge(output, y):
-    right = output.gather(1, y.clamp(0)[:, None])
-    return (1 + output - right).relu().sum(1) - 1
-
-
-def kinds_and_sizes(output, y):
-    return loss(output["kind"], y["kind"]) + F.huber_loss(output["size"], y["size"],
-                                                          reduction="none")
-
-
-def two_labels():
-    y = {"kind": torch.arange(N) % 10, "size": torch.randn(N, generator=gen(2))}
-    return noise(5).replace(train_y=y)
-
-
 def each_tag(output, y):
     each = F.cross_entropy(output, y, reduction="none", ignore_index=-100)
     return each.sum(1)/(y != -100).sum(1).clamp(min=1)
@@ -292,10 +164,6 @@ def one_crop(x, y, g):
 def flipped(x, y, g):
     turn = torch.rand(len(x), 1, 1, 1, generator=g, device=x.device) < .5
     return torch.where(turn, x.flip(3), x), y
-
-
-def jittered(x, y, g):
-    return x*(1 + .1*torch.randn(len(x), 1, generator=g)), y
 
 
 def named():
@@ -345,42 +213,28 @@ INNOCENTS = {
                        data=pictures),
     "depthwise": dict(model=lambda: conv(groups=3), data=pictures),
     "transposed, shuffled": dict(model=Shuffled, data=pictures),
-    "squeeze": dict(model=lambda: Picture(Squeeze()), data=pictures),
     "local response": dict(model=lambda: Picture(nn.LocalResponseNorm(2)), data=pictures),
     "dropout": dict(model=lambda: Inside(nn.Dropout(.5))),
-    "padding": dict(model=Padded, data=words),
     "routed tokens": dict(model=Routed, data=sequence),
-    "heads": dict(model=TwoHeads, data=two_labels, loss_fn=kinds_and_sizes),
-    "rounding": dict(model=Straight),
-    "checkpoint": dict(model=Recomputed, engine=loop_grad_sum),
     "resnet": dict(model=resnet, data=lambda: noise(3, 16, 16)),
     "mobilenet": dict(model=mobilenet, data=lambda: noise(3, 16, 16)),
     "vit": dict(model=vit, data=pictures), "swin": dict(model=swin, data=pictures),
     "masks": dict(model=lambda: Named(lambda x, mask: x*mask), data=named),
-    "quantile": dict(model=lambda: nn.Linear(5, 3), data=lambda: numbers(3), loss_fn=quantile),
-    "hinge": dict(loss_fn=hinge), "dice": dict(loss_fn=own_dice),
     "focal": dict(loss_fn=of_losses(
         lambda each, *_: each*(1 - (-each.detach()).exp())**2)),
-    "several labels": dict(model=lambda: nn.Linear(5, 4), data=several, loss_fn=of_each(
-        F.binary_cross_entropy_with_logits)),
-    "poisson": dict(model=lambda: nn.Linear(5, 1), data=lambda: Examples(
-        torch.randn(N, 5, generator=gen()), torch.randint(9, (N, 1), generator=gen(1)).float()),
-        loss_fn=of_each(F.poisson_nll_loss)),
+    "several labels": dict(model=lambda: nn.Linear(5, 4), data=several,
+                           loss_fn=nn.MultiLabelSoftMarginLoss(reduction="none")),
     "tags": dict(model=Tagger, data=tagged, loss_fn=each_tag),
     "one crop": dict(augment=one_crop), "flips": dict(
         augment=flipped, model=lambda: conv(), data=pictures),
     "draws": dict(augment=draws_many_ways), "three ways": dict(augment=three_ways),
-    "jitter": dict(augment=jittered), "views": dict(augment=two_views),
+    "views": dict(augment=two_views),
     "half inputs": dict(data=lambda: Examples(torch.randn(N, 5, generator=gen()).half(),
                                               torch.arange(N) % 10)),
     "bytes": dict(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), data=lambda: (
         bytes_of().replace(normalize=lambda x: x/127.5 - 1))),
-    "named columns": dict(data=lambda: Examples(Own("columns"))),
-    "reader of its own": dict(data=lambda: Examples(Own("reader"))),
-    "made items": dict(data=lambda: Examples(Own("made"))),
     "micro-batches": dict(micro_batch=7, model=lambda: Inside(nn.GroupNorm(2, 8))),
     "bf16": dict(precision="bf16", model=lambda: Inside(nn.GroupNorm(2, 8))),
-    "routed rows": dict(model=FrozenExperts, engine=loop_grad_sum),
     "keeps weights": dict(model=KeepsWeights, data=sequence),
     "last layer": dict(model=lambda: freezing(Inside(torch.tanh))),
 }

@@ -10,7 +10,6 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from toys import Picture, Plan, loss, two_views
@@ -76,20 +75,8 @@ def in_place(x):
     return x
 
 
-def whitened(x):
-    centred = x - x.mean(0)
-    cov = centred.T @ centred/len(x) + torch.eye(x.shape[1]).to(x)
-    return torch.linalg.solve(cov, x.T).T
-
-
-def fake_quantized(x):
-    scale = x.detach().abs().amax()/127 + 1e-9
-    return x + ((x/scale).round()*scale - x).detach()
-
-
 ROWS = {  # (b,5) -> (b,5), after the rows before they meet a layer
     "standardized": lambda x: (x - x.mean(0))/(x.std(0) + 1e-3),
-    "whitened": whitened,
     "sorted": lambda x: x.sort(0).values,
     "unique": lambda x: x/x[:, 0].round().unique(return_inverse=True, return_counts=True)[2][
         x[:, 0].round().unique(return_inverse=True)[1]][:, None],
@@ -101,7 +88,6 @@ ROWS = {  # (b,5) -> (b,5), after the rows before they meet a layer
     "parity": lambda x: x*(1 + (x.sum()*100).long() % 2),
     "seeded by the batch": seeded_by_the_batch,
     "more rows, less": lambda x: x/len(x),
-    "quantized": fake_quantized,
     "interpolated": lambda x: F.interpolate(x.T[None], len(x) + 1, mode="linear")[0].T[1:],
     "fourier": lambda x: torch.fft.fft(x, dim=0).real,
 }
@@ -147,12 +133,6 @@ class Old(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return ctx.how(g), None
-
-
-def hooked(h, how):
-    if h.requires_grad:
-        h.register_hook(how)
-    return h
 
 
 BACK = {
@@ -208,18 +188,6 @@ class Experts(nn.Module):
         return (torch.stack([expert(x) for expert in self.experts], 1)*taken[..., None]).sum(1)
 
 
-def with_room(net, share):
-    "The first third of the batch that comes to an expert."
-    own = F.one_hot(share.argmax(1), 3)
-    return share*(own.cumsum(0) <= max(1, len(share)//3))
-
-
-def evenly(net, share):
-    busy = F.one_hot(share.argmax(1), 3).to(share).mean(0)
-    net.aux = 3*(busy*share.mean(0)).sum()
-    return share
-
-
 def counted(net, share):
     net.counts.append(F.one_hot(share.argmax(1), 3).sum(0))
     return share
@@ -235,50 +203,6 @@ def balanced():
             .1*torch.stack([v.float() for v in model.counts]).sum(0).sign()))
         return made
     return dict(model=model, optimizer=optimizer)
-
-
-def with_auxiliary_loss():
-    model = Experts(evenly)
-    return dict(model=model, loss_fn=lambda output, y: loss(output, y) + model.aux)
-
-
-class Across(nn.Module):
-    "Attention or a recurrent network that takes the batch for time."
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.out = inner, nn.Linear(8, 10)
-
-    def forward(self, x):
-        h = self.inner(x, x, x) if isinstance(self.inner, nn.MultiheadAttention) else self.inner(x)
-        return self.out((h[0] if isinstance(h, tuple) else h).mean(1))
-
-
-class OfItsClass(nn.Module):
-    mean = 0.
-
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(5, 10)
-
-    def forward(self, x):
-        old, type(self).mean = self.mean, x.detach().mean()
-        return self.out(x*(1 + old))
-
-
-class ByWeight(nn.Module):
-    "A parametrization that looks at the last batch."
-    seen = 1.
-
-    def forward(self, w):
-        return w*self.seen
-
-
-def parametrized():
-    net = Net(lambda net, x: net.out(setattr(net.by, "seen", 1 + x.detach().abs().mean())
-                                     or net.inner(x).tanh()))
-    net.by = ByWeight()
-    parametrize.register_parametrization(net.out, "weight", net.by)
-    return net
 
 
 class Switched(nn.Module):
@@ -364,12 +288,8 @@ def slope_of_all(net, x):
 
 
 NETWORKS = {  # name -> options of the trainer
-    "codebook": dict(model=Codebook), "room for so many": dict(model=lambda: Experts(with_room)),
-    "balanced": balanced(),
-    "auxiliary loss": with_auxiliary_loss(), "class attribute": dict(model=OfItsClass),
-    "attention across": dict(model=lambda: Across(nn.MultiheadAttention(8, 2)), data=sequence),
-    "time is the batch": dict(model=lambda: Across(nn.LSTM(8, 8)), data=sequence),
-    "parametrization": dict(model=parametrized), "train()": dict(model=Switched),
+    "codebook": dict(model=Codebook), "balanced": balanced(),
+    "train()": dict(model=Switched),
     "teacher": dict(model=Teacher), "K-FAC": dict(model=kfac),
     "forward hook": dict(model=with_hook(lambda net: net.inner.register_forward_hook(
         lambda m, args, out: out - out.mean(0)))),
@@ -400,7 +320,6 @@ NETWORKS = {  # name -> options of the trainer
     **{f"node, {name}": dict(model=inside(lambda h, f=f: Node.apply(h, f)))
        for name, f in NODES.items()},
     "back in the old form": dict(model=inside(lambda h: Old.apply(h, centre))),
-    "tensor hook": dict(model=inside(partial(hooked, how=centre))),
 }
 
 
@@ -502,16 +421,6 @@ def in_backward(function, held, after=0):
     return lambda: Net(forward)
 
 
-def by_hook(of):
-    def forward(net, x):
-        h = net.inner(x)
-        t = of(net, h)
-        if t.requires_grad:
-            t.register_hook(lambda g: HELD.append(g))
-        return net.out(h if not HELD else h + HELD[-1].sum())
-    return lambda: Net(forward)
-
-
 class Lingers:
     "In a ring of its own, so that the collector ends it: then it hands on what it holds."
     def __init__(self, h):
@@ -563,17 +472,9 @@ def of_weights(net, x):
     return net.out(x @ net.kept[0].T)
 
 
-def by_its_node(net, x):
+def by_hook(net, x):
     h = net.inner(x)
-    if h.requires_grad:
-        h.grad_fn.register_hook(lambda into, out: (centre(into[0]), *into[1:]))
-    return net.out(h)
-
-
-def by_multi_hook(net, x):
-    h = net.inner(x)
-    if h.requires_grad:
-        torch.autograd.graph.register_multi_grad_hook([h], lambda g: HELD.append(g[0]))
+    net.out.weight.register_hook(lambda g: HELD.append(g))
     return net.out(h if not HELD else h + HELD[-1].sum())
 
 
@@ -616,9 +517,7 @@ MEMORIES = {
     "backward": in_backward(Backward, HELD), "backward, old form": in_backward(Old, HELD),
     "finalizer": keeps(by_finalizer), "forward of a Function": lambda: Net(in_forward),
     "unwritten memory": lambda: Net(unwritten), "made of weights": lambda: Net(of_weights),
-    "hook of a tensor": by_hook(lambda net, h: h),
-    "hook of a parameter": by_hook(lambda net, h: net.out.weight),
-    "hook of a node": lambda: Net(by_its_node), "hook of several": lambda: Net(by_multi_hook),
+    "hook of a parameter": lambda: Net(by_hook),
     "hooks of saved tensors": lambda: Net(saved_hooks), "late hook": lambda: Net(late_hook),
     **{f"in place, {name}": keeps(in_place(write)) for name, write in WRITES.items()},
     **{f"in place, a buffer, {name}": keeps(lambda net, h, write=write: write(net.mean, h[0])

@@ -98,13 +98,6 @@ def test_miniatures_are_no_rows(tmp_path, three):
     assert not [row for row in summaries(tmp_path) if row.runs]
 
 
-def test_default_folder_is_the_courses(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert training.recorded() == training.recorded(RUNS)
-    assert len(training.recorded(RUNS)["digits-eps3"]) >= 3
-    assert training.recorded(tmp_path) == {}
-
-
 def test_a_run_that_was_cut_short_and_went_on_counts_once(tmp_path):
     r = made_up()
     early = dict(r[-1], finished=False, step=10, test_accuracy=.6, eps_pld=r[1]["eps"])

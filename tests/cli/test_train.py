@@ -23,10 +23,8 @@ from dp_course.cli import (
     MODELS,
     PRESETS,
     SCANS,
-    VERBS,
     Config,
     Interrupt,
-    Job,
     announce_duration,
     load_data,
     make_config,
@@ -34,7 +32,6 @@ from dp_course.cli import (
     make_plan,
     make_schedule,
     make_trainer,
-    options_of,
     overrides_of,
     run_name,
     setup,
@@ -87,18 +84,6 @@ def no_data(tmp_path_factory):
 
 
 # --- what a newcomer sees
-
-
-def test_help_names_every_preset_and_every_option(capsys):
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for name in [*PRESETS, *VERBS, "examples"]:
-        assert name in text
-    assert main(["train", "--help"]) == 0
-    text = capsys.readouterr().out
-    for kind in (Job, Config):
-        for option, told in options_of(kind):
-            assert option in text and told["help"]
 
 
 def test_the_output_ends_with_guarantee_accuracy_and_paths(whole):

@@ -2,7 +2,7 @@
 import json
 import re
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from dp_course import __version__
 from dp_course.cli import (
     PRESETS,
     VERBS,
-    Config,
     Job,
     compare,
     estimates,
@@ -240,18 +239,9 @@ def test_a_rehearsal_needs_no_data_and_takes_no_long_step(monkeypatch, tmp_path)
 # --- settings, one by one
 
 
-TYPED = {
-    "about": ("x", "x"), "data": ("cifar10", "cifar10"), "features": ("", ""),
-    "centre": ("0", 0.), "model": ("resnet20", "resnet20"), "start": ("", ""),
-    "head_steps": ("3", 3), "unit": ("", ""), "eps": ("2", 2.),
-    "delta": ("1e-6", 1e-6), "batch_size": ("99", 99.),
-    "epochs": ("2.5", 2.5), "max_norm": ("7", 7.), "optimizer": ("rmsprop", "rmsprop"),
-    "lr": ("2", 2.), "momentum": ("0", 0.), "schedule": ("linear", "linear"), "views": ("2", 2),
-    "crop": ("2", 2), "flip": ("no", False), "ema": (".5", .5), "engine": ("vmap", "vmap"),
-    "micro_batch": ("9", 9), "precision": ("float32", "float32"), "sigma": ("9", 9.),
-    "pixel_std": (".1,.2,.3", (.1, .2, .3)), "pixel_mean": (".1,.2,.3", (.1, .2, .3)),
-    "learns": ("head", "head"), "new_head": ("bars", "bars"), "n_val": ("100", 100),
-    "tuning_runs": ("4", 4),
+TYPED = {  # one field of each type, and the one whose option has another name
+    "data": ("cifar10", "cifar10"), "lr": ("2", 2.), "views": ("2", 2), "flip": ("no", False),
+    "pixel_std": (".1,.2,.3", (.1, .2, .3)),
 }
 
 
@@ -260,8 +250,8 @@ def test_constants_must_fit_the_channels(tmp_path):
         quiet(make_config("digits-eps3-fast", pixel_std=(.1, .2)), out=tmp_path)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Config)][1:])
-def test_every_field_can_be_set(name):
+@pytest.mark.parametrize("name", TYPED)
+def test_a_field_is_set_by_either_spelling(name):
     text, value = TYPED[name]
     option = "--dataset" if name == "data" else "--" + name.replace("_", "-")
     for words in (["--set", f"{name}={text}"], [f"{option}={text}"]):
@@ -293,14 +283,12 @@ def files(ended, tmp_path_factory):
 
 
 MISTAKES = {
-    "digits-eps": ["unknown preset 'digits-eps'", "did you mean digits-eps3?"],
     "train digits-eps": ["unknown preset 'digits-eps'", "did you mean digits-eps3?", "report-4096"],
     "resum digits-eps3": ["did you mean resume?"],
     "resume digits-eps3 --epss 3": ["unknown --epss", "did you mean --eps?"],
     "resume": ["nothing to resume", "digits-eps3"],
     "release": ["nothing to resume", "digits-eps3"],
     "--eps -3": ["eps", "-3"],
-    "--eps nan": ["eps", "nan"],
     "--eps three": ["--eps", "'three'"],
     "--delta 0": ["delta", "0.0"],
     "--delta 0.01": ["delta", "1/n"],
@@ -318,9 +306,7 @@ MISTAKES = {
     "--dry-run --n-val 2000": ["leaves nobody to train on: pass less than 1437"],
     "scatter-linear-eps3 --set features=": ["take the features"],
     "oct-head-eps8-fast --set data=digits": ["unet16 answers for every pixel"],
-    "digits-eps3 --set data=oct": ["unet16 answers for every pixel"],
     "digits-eps3 --set data=phantoms": ["unet16 answers for every pixel"],
-    "scatter-linear-eps3-fast --set data=phantoms": ["unet16 answers for every pixel"],
     "oct-head-eps8-fast --set unit=scan": ["unknown unit 'scan': pass one of"],
     "oct-head-eps8-fast --set new_head=bars": ["are for chains of layers"],
     "oct-head-eps8-fast --set learns=tail": ["unknown learns 'tail'"],
@@ -336,14 +322,11 @@ MISTAKES = {
     "compare notes.jsonl": ["notes.jsonl", "not a record"],
     "compare sweep-clipping": ["starts a second run"],
     "compare bench-cpu": ["is no JSON"],
-    "plot notes.jsonl": ["notes.jsonl"],
     "plot digits-eps3-0 --to no/where.png": ["no/where.png"],
     "--list --eps": ["--eps"],
     "--dry-run --resume": ["--dry-run", "leave --resume out"],
-    "--dry-run --batch-size 5000": ["batch_size"],
     "--set eps": ["pass FIELD=VALUE"],
     "--set flip=maybe": ["--flip", "maybe"],
-    "--set pixel_std=a,b": ["--pixel-std", "a,b"],
     "--set model=resnet99": ["unknown model 'resnet99'"],
     "--set preset=x": ["pass FIELD=VALUE"],
 }
@@ -362,6 +345,8 @@ def test_a_mistake_gets_one_line_and_exit_code_2(typed, files, capsys, monkeypat
 
 
 def test_help_of_every_verb_ends_well(capsys):
+    whole = said(capsys, "--help")
+    assert all(name in whole for name in [*PRESETS, *VERBS])
     for verb in VERBS:
         assert verb in said(capsys, verb, "--help")
     assert said(capsys, "--version") == f"dp_course {__version__}\n"
