@@ -38,7 +38,6 @@ from dp_course.cli import (
     usable_precision,
 )
 from dp_course.cli.main import main
-from dp_course.data import load
 from dp_course.gradients import fast_grad_sum, precision
 from dp_course.models import ReportBlock
 from dp_course.privacy import PLDAccountant, in_digits
@@ -140,16 +139,6 @@ def test_a_narrow_terminal_shows_eps_and_accuracy(tmp_path):
         assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last), last
         bar = last.split("|")[1] if last.count("|") > 1 else last.split("|")[-1]
         assert len(bar) <= 12, "what is left of the bar"
-
-
-def test_a_run_without_a_limit_never_tells_of_one(tmp_path, capsys):
-    words = ["digits-eps3-fast", "--out", str(tmp_path)]
-    assert main([*words, "--time-limit", "1e-6"]) == 0
-    assert main([*words, "--resume", "--steps", "3"]) == 0
-    text = capsys.readouterr().out
-    assert text.count("time limit") == 1 and "Cut short (--steps) after step 3 of 6" in text
-    assert [line["why"] for line in read_record(only(tmp_path, "*.jsonl"))
-            if line["kind"] == "end"] == ["time limit", "steps"]
 
 
 def test_another_budget_is_another_run(tmp_path, capsys):
@@ -469,15 +458,6 @@ def test_two_secret_runs_differ_and_keep_their_own_records(tmp_path):
     w = [released(p) for p in sorted(tmp_path.glob("*.release.pt"))]
     assert len(w) == 2
     assert not equal(*w)
-
-
-def test_validation_comes_out_of_the_training_set():
-    data = load("digits")
-    held = load_data(make_config("digits-eps3", n_val=200))
-    rows = {bytes(x.flatten().tolist()) for x in data.train_x}
-    assert len(held) == 1237
-    assert all(bytes(x.flatten().tolist()) in rows for x in held.test_x)
-    assert "validation" in held.name
 
 
 # --- views and averages

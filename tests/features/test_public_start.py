@@ -1,4 +1,4 @@
-"Public networks, features and the sweep of lesson 19: shapes, exactness, files, what is run when."
+"Public networks, features and presets of lesson 19: shapes, exactness, files."
 from dataclasses import replace
 
 import pytest
@@ -296,29 +296,3 @@ def test_a_public_start_is_called_public():
     rows = {row.preset: row.images for row in summaries()}
     assert {name for name in rows if "CIFAR-100" in rows[name]} == {
         name for name in PRESETS if name.startswith("public-")}
-
-
-# -- the sweep -------------------------------------------------------------------------------------
-
-def finished(part, of):
-    "What a part asks for when everything that it asks for gets done."
-    rows = []
-    while True:
-        done = set(map(recipe.key, rows))
-        todo = [cell for cell in part(rows) if recipe.key(cell) not in done]
-        if not todo:
-            return rows
-        rows.append(todo[0] | dict(accuracy=of(todo[0])))
-
-
-def test_parts_end_and_test_once(monkeypatch):
-    monkeypatch.setattr(recipe, "is_there", lambda net: True)
-    rows = finished(recipe.papernot, lambda cell: .5)
-    final = harness.chosen(rows, stage="final", net="max-100", power=.25)
-    assert {(row["eps"], row["seed"]) for row in final} >= {
-        (eps, seed) for eps in recipe.EPS for seed in range(3)}
-    rows = finished(recipe.heads, lambda cell: .5 + .1*(cell["k"] == 2) + .01*cell["power"])
-    final = harness.chosen(rows, stage="final")
-    assert {row["k"] for row in final if row["layers"] == "several"} == {2}
-    rows = finished(recipe.layers, lambda cell: .5 + .1*(cell["what"] == "norms"))
-    assert [row["what"] for row in rows if row["stage"] == "final"] == ["norms"]
