@@ -3,13 +3,10 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
-from torch import nn
 
-from dp_course.privacy import PrivacyPlan, epsilon
+from dp_course.privacy import epsilon
 from dp_course.training import records as R
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,28 +168,6 @@ def test_a_newer_field_that_is_off_changes_nothing():
 
 
 # ---- writing
-
-
-def test_lines_say_what_the_run_was(tmp_path):
-    plan = PrivacyPlan(n=1000, batch_size=100, steps=10, eps=3., delta=1e-5)
-    model = nn.Linear(3, 2)
-    trainer = SimpleNamespace(
-        plan=plan, model=model, params=dict(model.named_parameters()), t=10,
-        data=SimpleNamespace(name="made up", test_y=torch.zeros(5)),
-        seed_policy="secret", device=torch.device("cpu"),
-        epsilon=lambda accountant=None: 3.1 if accountant else 2.9, computed=11,
-        statement=lambda: "words", clip=SimpleNamespace(sensitivity=.5),
-        optimizer=torch.optim.SGD(model.parameters(), .25))
-    start = R.start_line({"preset": "p", "lr": .25}, trainer, None, 7)
-    assert start["seed"] == "secret" and start["init_seed"] == 7 and start["parameters"] == 8
-    assert start["precision"] == "float32" and start["code"]["version"]
-    assert start["plan"] == {key: getattr(plan, key) for key in start["plan"]}
-    row = R.epoch_line(trainer, 1.23456, .5, note="x")
-    assert (row["lr"], row["clip"], row["epoch"], row["seconds"]) == (.25, .5, 1., 1.235)
-    end = R.end_line({"preset": "p"}, trainer, 2., .5, "steps", tested_on=6)
-    assert end["finished"] and end["tested_on"] == 6 and end["images_per_second"] == 500.
-    assert end["eps_rdp"] > 2.9 and end["tuning_runs"] == 0
-
 
 @pytest.mark.skipif(not (ROOT/".git").exists(), reason="no checkout")
 def test_the_code_version_names_the_commit(monkeypatch, tmp_path):

@@ -1,22 +1,15 @@
 "The training command from outside: what a newcomer types, what crashes do, what the files say."
-import fcntl
 import math
 import os
-import pty
 import re
-import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import threading
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
-import warm
 from toys import equal, quiet, released
 
 from dp_course.cli import (
@@ -25,6 +18,7 @@ from dp_course.cli import (
     SCANS,
     Config,
     Interrupt,
+    Job,
     announce_duration,
     load_data,
     make_config,
@@ -35,7 +29,9 @@ from dp_course.cli import (
     overrides_of,
     run_name,
     setup,
+    train,
     usable_precision,
+    verify,
 )
 from dp_course.cli.main import main
 from dp_course.gradients import fast_grad_sum, precision
@@ -98,47 +94,11 @@ def test_the_output_ends_with_guarantee_accuracy_and_paths(whole):
     assert "\r" not in text, "no bar in a pipe"
 
 
-def read_all(reader):
-    "Everything that is written to a terminal until the other end is closed."
-    seen = b""
-    while True:
-        try:
-            chunk = os.read(reader, 4096)
-        except OSError:
-            return seen
-        if not chunk:
-            return seen
-        seen += chunk
-
-
-def screen_of(columns, *words):
-    "What a terminal of so many columns shows of the command."
-    reader, writer = pty.openpty()
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    child = warm.dp_train(*words, err=os.ttyname(writer))
-    seen = []
-    reading = threading.Thread(target=lambda: seen.append(read_all(reader)))
-    reading.start()
-    child.join()
-    os.close(writer)
-    reading.join()
-    os.close(reader)
-    text = seen[0].decode()
-    assert child.exitcode == 0, text
-    return [line for line in text.replace("\x1b[A", "").split("\r") if line.strip()]
-
-
-def test_a_narrow_terminal_shows_eps_and_accuracy(tmp_path):
-    "Also of a run with a long name that goes on; the bar shrinks before anything is cut."
-    long = ["resnet20-synthetic-eps3-fast", "--set", "model=digit_filters", "--out"]
-    assert main([*long, str(tmp_path/"begun"), "--steps", "1"]) == 0
-    for columns in (80, 50):
-        shutil.copytree(tmp_path/"begun", tmp_path/str(columns))
-        last = screen_of(columns, *long, tmp_path/str(columns), "--resume")[-1].rstrip("\n")
-        assert len(last) <= columns
-        assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last), last
-        bar = last.split("|")[1] if last.count("|") > 1 else last.split("|")[-1]
-        assert len(bar) <= 12, "what is left of the bar"
+def test_a_live_bar_shows_eps_and_accuracy(tmp_path, capsys):
+    job = Job(make_config("digits-eps3-fast"), out=tmp_path, seed=0)
+    train(job, say=lambda text: None, show=True)
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last)
 
 
 def test_another_budget_is_another_run(tmp_path, capsys):
@@ -367,15 +327,19 @@ def test_every_miniature_takes_a_step(name, no_data, monkeypatch):
 
 
 def test_the_first_line_holds_everything(whole):
-    start = read_record(only(whole[0], "*.jsonl"))[0]
+    record = read_record(only(whole[0], "*.jsonl"))
+    assert verify(record) is record
+    start = record[0]
     assert start["kind"] == "start"
     assert start["preset"] == "digits-eps3-fast"
     assert set(start["config"]) == {field.name for field in fields(Config)}
-    assert start["seed"] == 3
+    plan = make_plan(make_config("digits-eps3-fast"), 1437)
+    assert start["plan"] == {key: getattr(plan, key) for key in start["plan"]}
+    assert start["seed"] == start["init_seed"] == 3
     assert start["seed_policy"].startswith("reproducible")
     assert start["device"] == "cpu"
     assert start["precision"] == "float32"
-    assert start["machine"]["torch"]
+    assert start["machine"]["torch"] and start["code"]["version"]
     assert start["processes"] == 1
 
 
@@ -391,6 +355,8 @@ def test_the_other_lines_hold_everything(whole):
     assert end["test_accuracy"] == rows[-1]["test_accuracy"], "of the last step, not the best"
     for k in ("seconds", "seconds_per_step", "images_per_second", "peak_memory_mb"):
         assert end[k] > 0
+    drawn = 6*start["plan"]["batch_size"]
+    assert end["images_per_second"] == pytest.approx(drawn/end["seconds"], rel=.05)
     assert end["tuning_runs"] == start["config"]["tuning_runs"]
     assert end["classes"] == list("0123456789")
     assert sum(end["class_accuracy"])/10 == pytest.approx(end["test_accuracy"], abs=1e-6)  # 36 each

@@ -2,7 +2,7 @@
 import json
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -31,7 +31,7 @@ from dp_course.features import pretraining as P
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20
 from dp_course.privacy import PrivacyPlan
-from dp_course.training import HeadFirst, Record, Trainer, read_record, save_atomic
+from dp_course.training import HeadFirst, Trainer, read_record, save_atomic
 from experiments import pretraining as judged
 
 by = pytest.mark.parametrize
@@ -160,23 +160,6 @@ def test_a_run_in_slices_is_the_run_in_one_go(stock, tmp_path):
         P.drawn_run(replace(TOY, lr=.2), stock, tmp_path/"cut").pick_up()
     with pytest.raises(ValueError, match="already"):
         P.drawn_run(TOY, stock, tmp_path/"cut").work(**quiet)
-
-
-def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
-    "Long runs were begun with it: seven words, and a record beside it."
-    quiet = dict(say=lambda text: None)
-    whole, cut = P.drawn_run(TOY, stock, tmp_path/"whole"), P.drawn_run(TOY, stock, tmp_path)
-    for some, steps in (whole, 6), (cut, 2):
-        for t in range(steps):
-            P.pretrain_step(TOY, some.model, some.optimizer, stock, t)
-    state = dict(kind="dp_course pretraining 1", config=json.dumps(asdict(TOY)), t=2, seconds=9.,
-                 model=cut.model.state_dict(), optimizer=cut.optimizer.state_dict())
-    save_atomic(state, cut.file(".checkpoint"))
-    Record(cut.file(".jsonl")).write("start", preset="pretrain-wrn10_2")
-    end = P.drawn_run(TOY, stock, tmp_path).pick_up().work(**quiet)
-    assert end["finished"] and end["seconds"] > 8
-    again = P.drawn_run(TOY, stock, tmp_path).pick_up()
-    near(dict(again.model.state_dict()), dict(whole.model.state_dict()))
 
 
 def test_a_feature_that_leaves_never_move_stays_small(monkeypatch):
