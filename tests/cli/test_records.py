@@ -68,14 +68,10 @@ def test_a_sweep_is_a_table(name):
 # ---- what is refused, and where
 
 @pytest.mark.parametrize("bad, why", [
-    ([1, 2], "is a list"),
     ("3.5", "is a float"),
     ("null", "is a NoneType"),
-    ({"kind": "loss"}, "has kind 'loss'"),
     ({"step": 3}, "has kind None"),
-    ('{"kind": "epoch", "st', "is no JSON"),
     ("", "is no JSON"),
-    ("step,accuracy", "is no JSON"),
     ("\udcff", "is no JSON"), ("["*100_000, "is no JSON"), ("\x00\x00\x00", "is no JSON"),
     ('{"kind": "epoch", "step": NaN}', "NaN"), ('{"kind": "epoch", "eps": Infinity}', "Infinity"),
     ({"kind": "epoch", "step": 1, "test_accuracy": 1.01}, "between 0 and 1"),
@@ -91,12 +87,6 @@ def test_a_bad_line_is_named(tmp_path, bad, why):
         with pytest.raises(ValueError, match=why) as refused:
             read(path)
         assert str(refused.value).startswith(f"{path}, line 2, ") and len(str(refused.value)) < 300
-
-
-def test_a_file_without_a_head_is_refused(tmp_path):
-    path = written(tmp_path/"x.jsonl", {"kind": "end", "finished": True}, START)
-    with pytest.raises(ValueError, match="line 1, comes before any start line"):
-        R.read_record(path)
 
 
 def test_two_runs_are_no_record(tmp_path):

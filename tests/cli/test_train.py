@@ -18,8 +18,6 @@ from dp_course.cli import (
     SCANS,
     Config,
     Interrupt,
-    Job,
-    announce_duration,
     load_data,
     make_config,
     make_engine,
@@ -29,7 +27,6 @@ from dp_course.cli import (
     overrides_of,
     run_name,
     setup,
-    train,
     usable_precision,
     verify,
 )
@@ -92,13 +89,6 @@ def test_the_output_ends_with_guarantee_accuracy_and_paths(whole):
     lines = [line for line in text.splitlines() if line.startswith("step ")]
     assert len(lines) == 2, "one plain line per epoch"
     assert "\r" not in text, "no bar in a pipe"
-
-
-def test_a_live_bar_shows_eps_and_accuracy(tmp_path, capsys):
-    job = Job(make_config("digits-eps3-fast"), out=tmp_path, seed=0)
-    train(job, say=lambda text: None, show=True)
-    last = capsys.readouterr().err.split("\r")[-1]
-    assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last)
 
 
 def test_another_budget_is_another_run(tmp_path, capsys):
@@ -470,21 +460,6 @@ def test_per_class_accuracy_by_hand(whole):
     right = (guess == data.test_y).double()
     by_hand = [round(right[data.test_y == k].mean().item(), 6) for k in range(10)]
     assert end["class_accuracy"] == by_hand
-
-
-@pytest.mark.parametrize("took, steps, words", [
-    ([.01]*3, 100, None),
-    ([4.]*2, 100, None),
-    ([40.]*2, 100, None),
-    ([9., 4., 5.], 100, ["about 4 s", "7 minutes"]),
-    ([40.], 1000, ["11 hours"]),
-])
-def test_a_slow_run_says_how_long_it_will_take(took, steps, words):
-    said = []
-    announce_duration(took, steps, said.append)
-    assert len(said) == bool(words)
-    for word in words or ():
-        assert word in said[0]
 
 
 # --- checkpoints

@@ -475,17 +475,6 @@ def test_progress_of_an_earlier_version_is_read(tmp_path, monkeypatch):
     assert "1 of 4" in repr(how_far())
 
 
-def test_the_same_code_meets_the_same_cases(spaces):
-    "Pressing again does not draw luckier ones; other code draws others."
-    check = spaces["00_start"]["check_mean_error"]
-
-    def too_sure(n, repeats, generator):
-        means = torch.randn(repeats, n, generator=generator).mean(1)
-        return means.square().mean().sqrt(), 1/repeats
-    assert check(too_sure) == check(too_sure)
-    assert check(too_sure).seed != check(lambda n, repeats, generator: (1., 1.)).seed
-
-
 @pytest.mark.parametrize("text", [
     '{"check_rms": 1}', '{"check_rms": {"best": 2}}', "[", "[1]", None])
 def test_a_strange_folder_stops_no_lesson(text, spaces, tmp_path):

@@ -74,12 +74,6 @@ def test_who_reads_old_features_keeps_them(kept):
     assert all(np.array_equal(*pair) for pair in zip(maps_of(want), before, strict=True))
 
 
-def test_a_cache_that_cannot_be_written_costs_only_the_cache(kept, tmp_path):
-    (tmp_path/"file").write_text("")
-    said, = warned(tmp_path/"file", kept[1])
-    assert "not kept" in said
-
-
 def test_a_full_disk_costs_only_the_cache(kept, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from toys import generator as gen
-from toys import loss, same
+from toys import same
 
 from dp_course.gradients import (
     AdaptiveClip,
@@ -25,15 +25,13 @@ from dp_course.gradients import (
     bounded,
     decay,
     falling_noise,
-    fast_grad_sum,
-    layer_groups,
     noise_std,
     noised_fraction,
     sensitivity_of,
     split_sigma,
     which_are_short,
 )
-from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant, epsilon
+from dp_course.privacy import PLDAccountant, PrivacyPlan, RDPAccountant
 from dp_course.training import Trainer
 
 float64 = partial(torch.tensor, dtype=torch.float64)
@@ -163,19 +161,8 @@ def test_split_costs_exactly_sigma(sigma, ratio):
     assert 1/Q(z)**2 + 1/(2*Q(bit_sigma))**2 <= 1/Q(sigma)**2  # exactly, never overspent
 
 
-def test_split_by_the_accountant():
-    "Two queries with sensitivities C and 1/2 in one step are one Gaussian of the planned sigma."
-    assert split_sigma(2.8703, 4096/20) == pytest.approx(2.87037, abs=5e-6)
-    assert split_sigma(2.8703, 10.) == pytest.approx(2.900, abs=5e-4)
-    together = 1/math.hypot(1/split_sigma(1.3, 2.), .5/2.)
-    bill = partial(epsilon, q=.05, steps=200, delta=1e-5)
-    assert bill(sigma=together) == pytest.approx(bill(sigma=1.3), rel=1e-9)
-    event = PoissonSampledDpEvent(.05, GaussianDpEvent(together))
-    google = GooglePLD().compose(event, 200).get_epsilon(1e-5)
-    assert bill(sigma=1.3) == pytest.approx(google, rel=2e-3)
-
-
 REFUSED = [  # what is called, with what, and words of the refusal
+    *((FlatClip, (bad,), "no bound") for bad in (0, -1, math.inf, math.nan)),
     *((split_sigma, numbers, "bit_sigma|noise") for numbers in (
         (2., 1.), (2., .5), (2., 0.), (-1., 1.), (1., -1.), (math.nan, 1.), (1., math.nan),
         (math.inf, 1.))),
@@ -393,16 +380,6 @@ def test_learnt_layers_cost_sqrt_k():
     learn(clip, torch.cat([torch.full((8, 2000), .01), torch.full((8, 2000), 9.)]), gen())
     assert (clip.max_norms[:8] < before[:8]).all()  # counts of 1000 against noise 40
     assert (clip.max_norms[8:] > before[8:]).all()
-
-
-def test_layer_groups_follow_the_rows_of_norms():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(32, 3))
-    assert layer_groups(model) == [0, 0, 1, 1, 2, 2]
-    model[1].weight.requires_grad_(False)
-    assert layer_groups(model) == [0, 0, 1, 2, 2]
-    clip = LayerClip(1., layer_groups(model))
-    _, norms = fast_grad_sum(model, loss, torch.randn(3, 1, 6, 6), torch.arange(3), clip)
-    assert len(norms) == 5
 
 
 # --- schedules

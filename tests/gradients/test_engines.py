@@ -68,7 +68,7 @@ def random_block(pick, c):
     if kind == "prelu":
         return [nn.PReLU(pick(1, c))], c
     if kind == "residual":
-        conv = nn.Conv2d(c, c, 3, padding=1)
+        conv = pick(nn.Conv2d, WSConv2d)(c, c, 3, padding=1)
         twice, once = (conv, nn.Tanh(), conv), (conv, nn.GroupNorm(1, c))
         return [residual(*pick(twice, once))], c
     bias = pick(True, False)
@@ -274,9 +274,6 @@ CASES = {
     "wide groups": lambda: (nn.Sequential(
         nn.Conv2d(48, 48, 3, padding=1, groups=2), nn.ReLU(), nn.Conv2d(48, 64, 3, 2, 1, groups=2),
         nn.Flatten(), nn.Linear(64, 3)), (48, 2, 2)),
-    "transposed": lambda: (nn.Sequential(
-        nn.ConvTranspose2d(2, 6, 3, stride=2, padding=1, output_padding=1, groups=2), nn.Tanh(),
-        nn.ConvTranspose2d(6, 2, 2), nn.Flatten(), nn.Linear(2*49, 3)), (2, 3, 3)),
     "wide output padding": lambda: (nn.Sequential(
         nn.ConvTranspose2d(1, 6, 3, stride=2, dilation=(1, 4), output_padding=(0, 3)),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)), (1, 5, 5)),
@@ -462,9 +459,7 @@ def decoded(net, x):
 
 ATTENTION = {
     "plain": lambda: attended(),
-    "weights not needed": lambda: attended(need_weights=False),
     "weights of each head": lambda: attended(average_attn_weights=False),
-    "mask": lambda: attended(attn_mask=later()),
     "mask of numbers": lambda: attended(attn_mask=later().double()*-3, need_weights=False),
     "mask of every head": lambda: attended(attn_mask=lambda x: later().expand(2*len(x), -1, -1)),
     "padding": lambda: attended(key_padding_mask=short),
@@ -474,7 +469,6 @@ ATTENTION = {
                                            key_padding_mask=short),
     "bias and zero": lambda: attended(dict(add_bias_kv=True, add_zero_attn=True),
                                       key_padding_mask=short, attn_mask=later()),
-    "without bias": lambda: attended(dict(bias=False)),
     "other widths": lambda: attended(dict(add_bias_kv=True), 6, need_weights=False),
     "memory of the same width": lambda: attended(width=8, key_padding_mask=short),
     "time first": lambda: attended(time=True, key_padding_mask=short),
