@@ -115,7 +115,7 @@ def conv():
 
 
 def trainer(plan=None, n=12, model=None, engine=None, **options):
-    "A trainer of a linear model; an `engine` takes its place after the proof."
+    "A trainer of a linear model; an `engine` takes its place after the checks."
     made = Trainer(model or linear(), toy(n), plan or Plan(n, 4, 8, 1.), **options)
     if engine:
         behind(made, engine=engine)
@@ -123,7 +123,7 @@ def trainer(plan=None, n=12, model=None, engine=None, **options):
 
 
 def behind(trainer, **parts):
-    "Put other parts into a trainer than those that it has proved, which it refuses by itself."
+    "Put other parts into a trainer than those that it has checked, which it refuses by itself."
     vars(trainer).update(parts)
 
 
