@@ -20,6 +20,7 @@ from experiments import (  # noqa: E402
     harness,
     ladders,
     normalization,
+    ordinary,
     plain,
     reviews,
     scaling,
@@ -214,6 +215,31 @@ def test_a_recorded_row_of_the_clipping_sweep_comes_out_again(real):
     recorded, = harness.chosen(clipping.rows(), **cell)
     row = flat_row(clipping.run(cell)[0])
     comes_out(row, recorded, ("sigma", "q", "lr", "tested_on", "accountant"))
+
+
+# ---- the ResNet-20 without privacy
+
+
+def test_an_ordinary_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (48, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    y = torch.arange(48) % 10
+    data = Examples(x[:32], y[:32], test_x=x[32:], test_y=y[32:], classes=range(10))
+
+    def stop(row, **_):
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    def run(name, say):
+        return ordinary.trained(data, 2, 0, tmp_path/name, say)
+
+    whole = run("whole", lambda row, **_: None)
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", stop)
+    rest = run("cut", lambda row, **_: None)
+    assert [row["test_accuracy"] for row in rest] == [row["test_accuracy"] for row in whole]
+    weights = [torch.load(tmp_path/name, weights_only=True)["model"] for name in ("whole", "cut")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
 # ---- sentences of film reviews
