@@ -34,16 +34,6 @@ from experiments import public_start as recipe
 SMALL = replace(N.TRAININGS["min-rand-10"], name="small", epochs=8., lr=.02, crop=1)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    "A public network of the digits 0 to 4."
-    out = tmp_path_factory.mktemp("public")
-    data = digits_between(0, 5).replace(classes=tuple(map(str, range(10))))
-    run = N.public_run(SMALL, data, out)
-    run.work(say=lambda text: None, every=1e-6)
-    return run, out
-
-
 # -- training --------------------------------------------------------------------------------------
 
 def test_every_example_is_seen_once_an_epoch():
@@ -54,11 +44,12 @@ def test_every_example_is_seen_once_an_epoch():
     assert not torch.equal(*seen.chunk(2))
 
 
-def test_a_wide_layer_stands_on_frozen_convolutions(trained):
-    run, out = trained
-    wide = replace(SMALL, name="wide", width=96, start="small")
+def test_a_wide_layer_stands_on_frozen_convolutions(tmp_path):
     data = digits_between(0, 5).replace(classes=tuple(map(str, range(10))))
-    again = N.public_run(wide, data, out)
+    run = N.public_run(replace(SMALL, seed=1), data, tmp_path)
+    run.save()
+    wide = replace(SMALL, name="wide", width=96, start="small")
+    again = N.public_run(wide, data, tmp_path)
     before = {name: v.clone() for name, v in again.model.state_dict().items()}
     N.public_step(wide, again.model, again.optimizer, data, 0, 10)
     for name, v in again.model.state_dict().items():
