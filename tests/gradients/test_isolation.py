@@ -28,7 +28,7 @@ def total(engine, model, x, y, loss=loss):
     return torch.cat([g.flatten() for g in sums.values()])
 
 
-# --- nobody else's part moves (training/test_leaks.py has two hundred that try)
+# --- nobody else's part moves (training/test_leaks.py has a hundred that try)
 
 
 def less_the_mean(net, x):
