@@ -8,6 +8,7 @@ import html
 import re
 
 import mistune
+from grade_table import number
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
@@ -84,10 +85,6 @@ def shown(output):
         picture = base64.b64encode(base64.b64decode(data["image/png"])).decode()
         return f'<img alt="a figure" src="data:image/png;base64,{picture}">'
     return f'<pre class="out">{html.escape(data.get("text/plain", ""))}</pre>'
-
-
-def number(x):
-    return f"{x:.2f}".rstrip("0").rstrip(".")
 
 
 def verdict(score, most, waits, comment):

@@ -13,9 +13,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
-from torch import nn
 
-from ..basics import check_kind
 from ..data import call_model, count, flatten_views, leaves, losses_of, tree_map
 from .dpsgd import trainable
 from dp_course.gradients.isolation import (
@@ -250,8 +248,7 @@ def one_pass(
     rules=RULES,
 ):               # dict name -> clipped sum; norms (l,b)
     "Clip and add up in one forward and one backward pass."
-    check_kind("is no network: pass an nn.Module", nn.Module, model=model)
-    if not count(x) or not any(p.requires_grad for p in model.parameters()):
+    if not count(x) or not trainable(model):
         return empty_sum(model, x)
     return clipped(forward_backward(model, loss_fn, x, y, method, rules=rules), clip)
 

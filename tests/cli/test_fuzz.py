@@ -239,17 +239,3 @@ def test_several_odd_arguments(data):
     changes = {place: data.draw(numbers) for place in changed}
     words = fault(name, changes)
     assert words is None, (name, changes, words)
-
-
-def test_the_fuzz_notices(monkeypatch):
-    "A wrong error, a silent one and a wrong result."
-    def careless(x):
-        if x is None:
-            raise ValueError("?")
-        return -abs(x)
-
-    monkeypatch.setitem(CALLS, "careless", (careless, {"x": 0.}, at_least_zero))
-    assert fault("careless", {}) is None
-    assert fault("careless", {"x": None}).startswith("says nothing")
-    assert fault("careless", {"x": 1.}) == "returned -1.0"
-    assert fault("careless", {"x": "a"}).startswith("TypeError")

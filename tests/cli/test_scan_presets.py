@@ -17,7 +17,6 @@ from dp_course.cli import (
     make_plan,
     make_trainer,
     open_release,
-    overrides_of,
     plot_records,
     record_words,
     registry,
@@ -27,7 +26,7 @@ from dp_course.cli import (
 from dp_course.cli.main import main
 from dp_course.data import OCT_SUBJECTS, RETINA_LAYERS, Examples, dice, phantoms
 from dp_course.models import UNet, segment
-from dp_course.training import leading, read_record, recorded, run_file, save_atomic, settings
+from dp_course.training import read_record, recorded, run_file, save_atomic
 from experiments import segmentation
 
 FULL = ["oct-head-eps8", "oct-norms-eps8", "oct-patients-eps8"]
@@ -262,19 +261,6 @@ def test_seeds_are_summed_up_by_dice(ended, tmp_path, capsys):
 
 # ---- nothing changes for the others
 
-def test_older_records_are_read_named_and_pooled_as_before():
-    for records in recorded().values():
-        for record in records:
-            old = {k: v for k, v in record[0]["config"].items() if k not in ("learns", "unit")}
-            new = old | {"learns": "", "unit": ""}
-            assert config_of([dict(record[0], config=old)]) == config_of(
-                [dict(record[0], config=new)])
-            assert settings([dict(record[0], config=new)]) == settings(
-                [dict(record[0], config=old)])
-            assert overrides_of(old) == overrides_of(new)
-            assert leading(record[-1]) == ("test accuracy", record[-1]["test_accuracy"])
-
-
 def test_scans_stay_out_of_the_tables(tmp_path, ended):
     assert not [row for row in summaries() if row.preset.startswith("oct")]
     path = ended[FAST[0]]["paths"]["record"]
@@ -286,5 +272,3 @@ def test_scans_stay_out_of_the_tables(tmp_path, ended):
         "".join(json.dumps(line) + "\n" for line in lines))
     assert "oct-head-eps8" in recorded(tmp_path)
     assert not [row for row in summaries(tmp_path) if row.preset.startswith("oct")]
-
-

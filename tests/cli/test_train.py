@@ -1,47 +1,36 @@
 "The training command from outside: what a newcomer types, what crashes do, what the files say."
-import fcntl
 import math
 import os
-import pty
 import re
-import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import threading
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
-import warm
 from toys import equal, quiet, released
 
 from dp_course.cli import (
     MODELS,
     PRESETS,
     SCANS,
-    VERBS,
     Config,
     Interrupt,
-    Job,
-    announce_duration,
     load_data,
     make_config,
     make_engine,
     make_plan,
     make_schedule,
     make_trainer,
-    options_of,
     overrides_of,
     run_name,
     setup,
     usable_precision,
+    verify,
 )
 from dp_course.cli.main import main
-from dp_course.data import load
 from dp_course.gradients import fast_grad_sum, precision
 from dp_course.models import ReportBlock
 from dp_course.privacy import PLDAccountant, in_digits
@@ -89,18 +78,6 @@ def no_data(tmp_path_factory):
 # --- what a newcomer sees
 
 
-def test_help_names_every_preset_and_every_option(capsys):
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for name in [*PRESETS, *VERBS, "examples"]:
-        assert name in text
-    assert main(["train", "--help"]) == 0
-    text = capsys.readouterr().out
-    for kind in (Job, Config):
-        for option, told in options_of(kind):
-            assert option in text and told["help"]
-
-
 def test_the_output_ends_with_guarantee_accuracy_and_paths(whole):
     out, text = whole
     for words in ("add", "1,437 training examples", "seed is not secret"):
@@ -112,59 +89,6 @@ def test_the_output_ends_with_guarantee_accuracy_and_paths(whole):
     lines = [line for line in text.splitlines() if line.startswith("step ")]
     assert len(lines) == 2, "one plain line per epoch"
     assert "\r" not in text, "no bar in a pipe"
-
-
-def read_all(reader):
-    "Everything that is written to a terminal until the other end is closed."
-    seen = b""
-    while True:
-        try:
-            chunk = os.read(reader, 4096)
-        except OSError:
-            return seen
-        if not chunk:
-            return seen
-        seen += chunk
-
-
-def screen_of(columns, *words):
-    "What a terminal of so many columns shows of the command."
-    reader, writer = pty.openpty()
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    child = warm.dp_train(*words, err=os.ttyname(writer))
-    seen = []
-    reading = threading.Thread(target=lambda: seen.append(read_all(reader)))
-    reading.start()
-    child.join()
-    os.close(writer)
-    reading.join()
-    os.close(reader)
-    text = seen[0].decode()
-    assert child.exitcode == 0, text
-    return [line for line in text.replace("\x1b[A", "").split("\r") if line.strip()]
-
-
-def test_a_narrow_terminal_shows_eps_and_accuracy(tmp_path):
-    "Also of a run with a long name that goes on; the bar shrinks before anything is cut."
-    long = ["resnet20-synthetic-eps3-fast", "--set", "model=digit_filters", "--out"]
-    assert main([*long, str(tmp_path/"begun"), "--steps", "1"]) == 0
-    for columns in (80, 50):
-        shutil.copytree(tmp_path/"begun", tmp_path/str(columns))
-        last = screen_of(columns, *long, tmp_path/str(columns), "--resume")[-1].rstrip("\n")
-        assert len(last) <= columns
-        assert re.search(r"100%, eps [23]\.\d{3}  test accuracy \d+\.\d\d% \|", last), last
-        bar = last.split("|")[1] if last.count("|") > 1 else last.split("|")[-1]
-        assert len(bar) <= 12, "what is left of the bar"
-
-
-def test_a_run_without_a_limit_never_tells_of_one(tmp_path, capsys):
-    words = ["digits-eps3-fast", "--out", str(tmp_path)]
-    assert main([*words, "--time-limit", "1e-6"]) == 0
-    assert main([*words, "--resume", "--steps", "3"]) == 0
-    text = capsys.readouterr().out
-    assert text.count("time limit") == 1 and "Cut short (--steps) after step 3 of 6" in text
-    assert [line["why"] for line in read_record(only(tmp_path, "*.jsonl"))
-            if line["kind"] == "end"] == ["time limit", "steps"]
 
 
 def test_another_budget_is_another_run(tmp_path, capsys):
@@ -393,15 +317,19 @@ def test_every_miniature_takes_a_step(name, no_data, monkeypatch):
 
 
 def test_the_first_line_holds_everything(whole):
-    start = read_record(only(whole[0], "*.jsonl"))[0]
+    record = read_record(only(whole[0], "*.jsonl"))
+    assert verify(record) is record
+    start = record[0]
     assert start["kind"] == "start"
     assert start["preset"] == "digits-eps3-fast"
     assert set(start["config"]) == {field.name for field in fields(Config)}
-    assert start["seed"] == 3
+    plan = make_plan(make_config("digits-eps3-fast"), 1437)
+    assert start["plan"] == {key: getattr(plan, key) for key in start["plan"]}
+    assert start["seed"] == start["init_seed"] == 3
     assert start["seed_policy"].startswith("reproducible")
     assert start["device"] == "cpu"
     assert start["precision"] == "float32"
-    assert start["machine"]["torch"]
+    assert start["machine"]["torch"] and start["code"]["version"]
     assert start["processes"] == 1
 
 
@@ -417,6 +345,8 @@ def test_the_other_lines_hold_everything(whole):
     assert end["test_accuracy"] == rows[-1]["test_accuracy"], "of the last step, not the best"
     for k in ("seconds", "seconds_per_step", "images_per_second", "peak_memory_mb"):
         assert end[k] > 0
+    drawn = 6*start["plan"]["batch_size"]
+    assert end["images_per_second"] == pytest.approx(drawn/end["seconds"], rel=.05)
     assert end["tuning_runs"] == start["config"]["tuning_runs"]
     assert end["classes"] == list("0123456789")
     assert sum(end["class_accuracy"])/10 == pytest.approx(end["test_accuracy"], abs=1e-6)  # 36 each
@@ -486,15 +416,6 @@ def test_two_secret_runs_differ_and_keep_their_own_records(tmp_path):
     assert not equal(*w)
 
 
-def test_validation_comes_out_of_the_training_set():
-    data = load("digits")
-    held = load_data(make_config("digits-eps3", n_val=200))
-    rows = {bytes(x.flatten().tolist()) for x in data.train_x}
-    assert len(held) == 1237
-    assert all(bytes(x.flatten().tolist()) in rows for x in held.test_x)
-    assert "validation" in held.name
-
-
 # --- views and averages
 
 
@@ -539,21 +460,6 @@ def test_per_class_accuracy_by_hand(whole):
     right = (guess == data.test_y).double()
     by_hand = [round(right[data.test_y == k].mean().item(), 6) for k in range(10)]
     assert end["class_accuracy"] == by_hand
-
-
-@pytest.mark.parametrize("took, steps, words", [
-    ([.01]*3, 100, None),
-    ([4.]*2, 100, None),
-    ([40.]*2, 100, None),
-    ([9., 4., 5.], 100, ["about 4 s", "7 minutes"]),
-    ([40.], 1000, ["11 hours"]),
-])
-def test_a_slow_run_says_how_long_it_will_take(took, steps, words):
-    said = []
-    announce_duration(took, steps, said.append)
-    assert len(said) == bool(words)
-    for word in words or ():
-        assert word in said[0]
 
 
 # --- checkpoints

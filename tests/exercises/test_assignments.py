@@ -294,21 +294,14 @@ def test_an_edited_record_is_refused(changed):
     assert a5.judged(changed)[0].count("checksum") == 1
 
 
-def test_a_forged_accuracy_is_refused_with_the_numbers(changed):
-    def change(line):
-        if line["kind"] == "end":
-            line["test_accuracy"] = .99
-    reseal(changed, change)
-    said = refusals(changed)
-    assert "the record says 99.00%, the run repeated from its seed recognizes 9" in said
-
-
-def test_a_forged_noise_is_refused_with_the_numbers(changed):
-    def change(line):
-        if line["kind"] == "start":
-            line["plan"]["sigma"] *= 2
-    reseal(changed, change)
-    assert "forged: sigma is 4.44998 in the record, 2.22499 in the checkpoint" in refusals(changed)
+@pytest.mark.parametrize("kind, change, words", [
+    ("end", lambda line: line.update(test_accuracy=.99),
+     "the record says 99.00%, the run repeated from its seed recognizes 9"),
+    ("start", lambda line: line["plan"].update(sigma=2*line["plan"]["sigma"]),
+     "forged: sigma is 4.44998 in the record, 2.22499 in the checkpoint")])
+def test_a_forged_number_is_refused_with_the_true_one(changed, kind, change, words):
+    reseal(changed, lambda line: line["kind"] == kind and change(line))
+    assert words in refusals(changed)
 
 
 def test_a_record_of_another_run_is_refused(changed):
@@ -537,14 +530,6 @@ def test_the_students_copy_holds_no_answer(copies):
                     assert len(line) < 12 or not any(line in source for source in given), line
     names = {path.name for path in (copies/"student").rglob("*") if path.is_file()}
     assert names == {f"{name}.ipynb" for name in CHECKS} | {"kit.py", "lab.py", "leaderboard.py"}
-
-
-@needs_nbgrader
-def test_the_solution_copy_holds_the_answers(copies):
-    for name in CHECKS:
-        text = (copies/f"solution/{name}/{name}.ipynb").read_text()
-        assert all(c.source.partition("### BEGIN SOLUTION\n")[2].split("\n")[0].strip()[:20] in text
-                   for c in cells(name) if told(c).get("solution"))
 
 
 # --- the grader
@@ -824,12 +809,6 @@ def test_what_looks_like_cheating_is_said():
     lines = [dict(student=who, run=run, accuracy=.9) for who, run in (
         ("ada", "r"), ("bob", "s"), ("eve", "r"))]
     assert grade_table.twins(lines) == {"ada": ["eve"], "eve": ["ada"]}
-
-
-def test_a_bar_says_how_long_the_rest_will_take():
-    bar = grade.Bar(200, print)
-    bar.done = 50
-    assert bar.text(240.) == "  50 of 200 ██████░░░░░░░░░░░░░░░░░░ about 12 min left"
 
 
 @needs_nbgrader

@@ -1,8 +1,6 @@
 "Leaves and patches, pre-training, the maps of an encoder, the head first, presets."
-import json
 import math
 import re
-from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -31,7 +29,7 @@ from dp_course.features import pretraining as P
 from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum
 from dp_course.models import resnet20
 from dp_course.privacy import PrivacyPlan
-from dp_course.training import HeadFirst, Record, Trainer, read_record, save_atomic
+from dp_course.training import HeadFirst, Trainer, read_record, save_atomic
 from experiments import pretraining as judged
 
 by = pytest.mark.parametrize
@@ -51,31 +49,6 @@ def test_shapes_have_the_areas_of_circle_square_and_triangle():
 FEW = L.LeafRecipe(patches=20, synthetic=70)
 
 
-def test_filters_answer_to_no_brightness_and_to_all_directions_alike():
-    x = L.leaf_images(100).float()/255
-    filters = L.patch_filters(x, 40)
-    near(filters.sum((1, 2, 3)), torch.zeros(40), 1e-5)
-    patches = L._sampled_patches(x, 6, 4000, generator()).double()
-    assert patches.shape == (4000, 108)
-    patches -= patches.mean(1, keepdim=True)
-    patches /= (patches.square().mean(1, keepdim=True) + .04**2).sqrt()
-    spread = (patches @ filters.flatten(1).double().T).var(0)
-    assert spread.max()/spread.min() < 3  # before the whitening directions differ a thousandfold
-
-
-# -- the mean and the networks ---------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("leaves")
-    return folder, L.leafed(first_digits(), FEW, folder)
-
-
-def shapes_of(data):
-    return {name: tuple(v.shape[1:]) for name, v in data.train_x.items()}
-
-
 @by("side", [2, 4, 8])
 def test_only_the_averages_over_quarters_count_more(side):
     m = torch.randn(2, 3, side, side, generator=generator()).double()
@@ -85,22 +58,6 @@ def test_only_the_averages_over_quarters_count_more(side):
     detail = got - 1.5*quarters.repeat_interleave(side//2, 2).repeat_interleave(side//2, 3)
     near(detail + F.interpolate(quarters, (side, side)), m, 1e-12)
     assert (got.flatten(1).norm(dim=1) <= 1.5*m.flatten(1).norm(dim=1) + 1e-12).all()
-
-
-@by("make", [L.leaves_linear, partial(L.leaves_linear, coarse=1.), partial(L.leaves_cnn, width=8)])
-def test_networks_have_the_gradients_of_the_loop(kept, make):
-    _, data = kept
-    torch.manual_seed(0)
-    model = make(shapes_of(data), 10).double()
-    x, y = data.rows(torch.arange(5))
-    x = {name: v.double() for name, v in x.items()}
-    assert model(**x).abs().max() == 0  # says nothing at first
-    model.mean.copy_(torch.randn(model.mean.shape, generator=generator()))
-    for i, p in enumerate(model.parameters()):
-        p.data += .05*torch.randn(p.shape, generator=generator(i))
-    for clip in (FlatClip(.3), FlatClip(1e6)):
-        got, want = (engine(model, ce, x, y, clip) for engine in (fast_grad_sum, loop_grad_sum))
-        near(got, want, 1e-9)
 
 
 def test_the_network_beside_sees_the_centred_scattering():
@@ -142,41 +99,6 @@ def test_views_stay_inside_the_image_and_change_only_place_and_light():
     assert grey.max() < 2e-3  # grey stays grey
     lost = (tints[:, 0] - tints[:, 1]).abs().amax(1) < 1e-3
     assert abs(lost.double().mean() - .2) < .045  # 5 standard errors
-
-
-def test_a_run_in_slices_is_the_run_in_one_go(stock, tmp_path):
-    quiet = dict(say=lambda text: None)
-    whole = P.drawn_run(TOY, stock, tmp_path/"whole")
-    assert whole.work(**quiet)["finished"]
-    cut = P.drawn_run(TOY, stock, tmp_path/"cut")
-    while cut.t < TOY.steps:  # a step at a time
-        end = cut.work(**quiet, seconds=0.)
-        cut = P.drawn_run(TOY, stock, tmp_path/"cut").pick_up()
-    near(dict(cut.model.state_dict()), dict(whole.model.state_dict()), 1e-6)
-    lines = [json.loads(line) for line in cut.file(".jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines].count("start") == 1 and lines[-1]["kind"] == "end"
-    assert end["finished"] and end["views"] == TOY.views and lines[0]["plan"] is None
-    with pytest.raises(ValueError, match="other settings"):
-        P.drawn_run(replace(TOY, lr=.2), stock, tmp_path/"cut").pick_up()
-    with pytest.raises(ValueError, match="already"):
-        P.drawn_run(TOY, stock, tmp_path/"cut").work(**quiet)
-
-
-def test_a_checkpoint_of_the_first_version_goes_on(stock, tmp_path):
-    "Long runs were begun with it: seven words, and a record beside it."
-    quiet = dict(say=lambda text: None)
-    whole, cut = P.drawn_run(TOY, stock, tmp_path/"whole"), P.drawn_run(TOY, stock, tmp_path)
-    for some, steps in (whole, 6), (cut, 2):
-        for t in range(steps):
-            P.pretrain_step(TOY, some.model, some.optimizer, stock, t)
-    state = dict(kind="dp_course pretraining 1", config=json.dumps(asdict(TOY)), t=2, seconds=9.,
-                 model=cut.model.state_dict(), optimizer=cut.optimizer.state_dict())
-    save_atomic(state, cut.file(".checkpoint"))
-    Record(cut.file(".jsonl")).write("start", preset="pretrain-wrn10_2")
-    end = P.drawn_run(TOY, stock, tmp_path).pick_up().work(**quiet)
-    assert end["finished"] and end["seconds"] > 8
-    again = P.drawn_run(TOY, stock, tmp_path).pick_up()
-    near(dict(again.model.state_dict()), dict(whole.model.state_dict()))
 
 
 def test_a_feature_that_leaves_never_move_stays_small(monkeypatch):
@@ -232,17 +154,6 @@ def test_the_maps_of_an_encoder_stand_beside_the_others(tmp_path, monkeypatch):
     for part in ("train_x", "test_x"):
         for name, v in getattr(data, part).items():
             assert np.array_equal(getattr(again, part)[name], v)
-
-
-def test_an_encoder_looks_at_one_image_at_a_time():
-    x = large_digits().train_x
-    describe = E.EncoderMaps("", (3, 32, 32), 30)
-    found, others = describe(x[:6]), describe(torch.cat([x[4:5], 255 - x]))
-    for name, m in found.items():
-        near(others[name][0].float(), m[4].float(), 2e-2)  # float16 of sums in another order
-        near(describe(x[:6].flip(-1))[name].float(), m.float(), 2e-2)
-    grey = E.EncoderMaps("", (1, 32, 32), 30)
-    near(grey(x[:6, :1])["encoder3"].float(), found["encoder3"].float(), 2e-2)
 
 
 # -- the head first ------------------------------------------------------------------------------
@@ -355,13 +266,6 @@ def test_a_start_is_loaded_by_the_command(tmp_path):
     config = make_config("resnet20-cpu-eps3-fast", start=str(tmp_path/"start.pt"))
     made = make_trainer(config, load("digits"), seed=0).model
     near(encoder_state(made), encoder_state(model), 1e-2)
-
-
-@pytest.mark.parametrize("argv", [["foo"], ["resnet20", "--views", "many"]])
-def test_a_wrong_command_is_answered_in_one_line(argv, capsys):
-    assert P.main(argv) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("dp-pretrain: ") and said.count("\n") == 1 and "_count" not in said
 
 
 def test_an_interrupted_command_says_how_to_go_on(monkeypatch, capsys):

@@ -15,12 +15,8 @@ from dp_course.gradients import FlatClip, fast_grad_sum, loop_grad_sum, vmap_gra
 from dp_course.gradients.isolation import (
     alone,
     batched_tensors,
-    current_level,
     examples_apart,
     forgetting,
-    logical,
-    outside,
-    physical,
 )
 
 vmapped = pytest.mark.parametrize("engine", [fast_grad_sum, vmap_grad_sum],
@@ -32,7 +28,7 @@ def total(engine, model, x, y, loss=loss):
     return torch.cat([g.flatten() for g in sums.values()])
 
 
-# --- nobody else's part moves (training/test_leaks.py has two hundred that try)
+# --- nobody else's part moves (training/test_leaks.py has a hundred that try)
 
 
 def less_the_mean(net, x):
@@ -455,20 +451,6 @@ def test_other_errors_come_as_they_are(engine):
 
 
 # --- the parts
-
-
-def test_rows_behind_a_tensor_and_back():
-    x, seen = doubles(3, 2), []
-
-    def one(v):
-        level = current_level()
-        with outside():
-            values = physical(v, level, 3)
-            seen.append(values.clone())
-        return logical(values.flip(0), level)
-
-    torch.testing.assert_close(torch.func.vmap(one)(x), x.flip(0))
-    assert torch.equal(seen[0], x)
 
 
 def test_examples_apart_calls_any_function_of_trees():

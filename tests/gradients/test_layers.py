@@ -123,16 +123,6 @@ def test_convolutions_of_every_shape():
     assert 50 < by_patches < 250  # both ways were taken
 
 
-@pytest.mark.parametrize("conv, shape", [(nn.Conv1d, (9,)), (nn.Conv3d, (4, 5, 3))])
-def test_patches_in_one_and_three_dimensions(conv, shape):
-    m = conv(2, 3, 2, stride=2, padding=1, dilation=2, bias=False).double()
-    x = doubles(4, 2, *shape)
-    g = torch.randn_like(m(x))
-    weight = ConvWeight(m, x, g, 2, m.padding)
-    assert layers._empty_lanes(m, 4, 2)
-    assert torch.allclose(weight.gradients(), one_by_one(m, x, g, 2), 1e-10, 1e-10)
-
-
 def test_patches_are_taken_in_pieces(monkeypatch):
     "More than 4 MB of patches: several products, one result."
     m = nn.Conv2d(2, 3, 5, padding=2, bias=False).double()
@@ -237,20 +227,6 @@ def test_a_convolution_used_on_maps_of_two_sizes():
     half, _ = bf16_engine(fast_grad_sum)(model, loss, x, y, clip)
     full, _ = loop_grad_sum(model, loss, x, y, clip)
     assert (half["conv.weight"] - full["conv.weight"]).norm() < .05*full["conv.weight"].norm()
-
-
-def test_standardized_filters_have_raw_norms_and_sums():
-    m = WSConv2d(4, 5, (2, 3), padding=1, bias=False, form="report").double()
-    x = doubles(6, 4, 5, 5)
-    g = torch.randn_like(m(x))
-    want, factors = one_by_one(m, x, g, 3), torch.rand(3, dtype=torch.float64)
-    weight = StandardizedWeight(ConvWeight(m, x, g, 3, m.padding), m.centred())
-    for once in (True, False):
-        kept = weight.keep(weight.gradients(), once)
-        assert torch.allclose(kept.squared_norms(), squares(want), 1e-9)
-        total = torch.einsum("b,boihw->oihw", factors, want)
-        assert torch.allclose(kept.weighted_sum(factors, None), total, 1e-9, 1e-10)
-    assert isinstance(kept, KeptGradients)
 
 
 @pytest.mark.parametrize("func", LAYERS, ids=lambda func: func.__name__)

@@ -196,19 +196,6 @@ def falling_away(cells, best):
         yield cell | dict(accuracy=.5 - .1*apart, ema=.5 - .1*apart)
 
 
-@pytest.mark.parametrize("best", [.125, 2., 16.])
-def test_a_rate_is_final_when_it_has_a_worse_neighbour_on_either_side(best):
-    rows = []
-    for _ in range(8):
-        done = set(map(ladders.key, rows))
-        rows += falling_away([cell for cell in ladders.cells_of(rows, "steps", "+ WS")
-                              if ladders.key(cell) not in done], best)
-    final = harness.chosen(rows, stage="final")
-    assert {row["lr"] for row in final} == {best}
-    assert sorted(row["seed"] for row in final) == list(range(5))
-    assert {best/2, 2*best} <= {row["lr"] for row in harness.chosen(rows, stage="tune")}
-
-
 # ---- recorded rows, again: exact in all but the noise, which the trainer drew otherwise then
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import dp_course
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]/"tools"))
-import describe  # noqa: E402
 import export  # noqa: E402
 
 
@@ -33,17 +32,3 @@ def test_every_text_belongs_to_something_that_is_offered():
             for part in name.split("."):
                 thing = vars(thing)[part]
             assert getattr(thing, "__func__", thing).__doc__ == text, (room, name)
-
-
-def test_a_comment_becomes_a_line(tmp_path):
-    source = tmp_path/"room.py"
-    source.write_text('''
-def clipped(
-    x,  # (b,) values
-):      # (b,) at most 1
-    "Clip."
-    # ValueError: never
-''')
-    text = describe.descriptions(source)["clipped"]
-    assert text.splitlines() == ["Clip.", "", "Parameters", "    x  (b,) values", "", "Returns",
-                                 "    (b,) at most 1", "", "ValueError: never"]

@@ -113,5 +113,5 @@ def test_a_lesson_runs_with_the_wheel(name, installed, home):
     assert all(cell.execution_count for cell in code)
     cards = [output.data["text/plain"] for cell in code for output in cell.outputs
              if "not attempted yet" in output.get("data", {}).get("text/plain", "")]
-    assert len(cards) >= 3, "the exercises are still hers to solve"
+    assert cards, "the exercises are still hers to solve"
     assert (home/"student/.progress.json").exists()
