@@ -68,7 +68,7 @@ def random_block(pick, c):
     if kind == "prelu":
         return [nn.PReLU(pick(1, c))], c
     if kind == "residual":
-        conv = pick(nn.Conv2d, WSConv2d)(c, c, 3, padding=1)
+        conv = nn.Conv2d(c, c, 3, padding=1)
         twice, once = (conv, nn.Tanh(), conv), (conv, nn.GroupNorm(1, c))
         return [residual(*pick(twice, once))], c
     bias = pick(True, False)

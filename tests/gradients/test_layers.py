@@ -229,6 +229,20 @@ def test_a_convolution_used_on_maps_of_two_sizes():
     assert (half["conv.weight"] - full["conv.weight"]).norm() < .05*full["conv.weight"].norm()
 
 
+def test_standardized_filters_have_raw_norms_and_sums():
+    m = WSConv2d(4, 5, (2, 3), padding=1, bias=False, form="report").double()
+    x = doubles(6, 4, 5, 5)
+    g = torch.randn_like(m(x))
+    want, factors = one_by_one(m, x, g, 3), torch.rand(3, dtype=torch.float64)
+    weight = StandardizedWeight(ConvWeight(m, x, g, 3, m.padding), m.centred())
+    for once in (True, False):
+        kept = weight.keep(weight.gradients(), once)
+        assert torch.allclose(kept.squared_norms(), squares(want), 1e-9)
+        total = torch.einsum("b,boihw->oihw", factors, want)
+        assert torch.allclose(kept.weighted_sum(factors, None), total, 1e-9, 1e-10)
+    assert isinstance(kept, KeptGradients)
+
+
 @pytest.mark.parametrize("func", LAYERS, ids=lambda func: func.__name__)
 def test_a_rule_is_used_where_a_module_calls_its_function(func, monkeypatch):
     "Whatever the module is called: subclasses need no rule of their own."
