@@ -667,6 +667,7 @@ def alone(
     with forgetting(*things), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         result = _called(f, numbers, trees, generator)
+    torch.clear_autocast_cache()  # of weights that were cast for this example
     numbers.refuse_kept(result)
     return result
 
