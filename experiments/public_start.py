@@ -223,10 +223,11 @@ def started(net):
 def behind_convolutions(net):
     "CIFAR-10 as the frozen convolutions see it, and the layers behind them."
     model, public = started(net)
-    *convolutions, _, relu, centre, head = model
-    fully_connected = torch.nn.Sequential(model[-4], relu, centre, head)
+    *convolutions, first, relu, centre, head = model
+    fully_connected = torch.nn.Sequential(first, relu, centre, head)
     below = torch.nn.Sequential(*convolutions, torch.nn.Identity())  # which `describe` leaves out
     data = load("cifar10")
+
     def seen(x):
         return describe(below, public, x, "last")[:, 0].float()
     data = Examples(seen(data.train_x), data.train_y, test_x=seen(data.test_x),
@@ -327,6 +328,12 @@ def rates(*values):
     return [dict(lr=lr) for lr in values]
 
 
+def tuned(recorded, cell, *turns):
+    "A greedy search, and three seeds of what it ends with."
+    cells, best = greedy(recorded, cell, *turns)
+    return cells + [best | dict(stage="final", seed=seed) for seed in SEEDS if best]
+
+
 def head_cell(net, **more):
     return dict(kind_of_run="head", stage="tune", net=net, **BASE, lr=8., eps=2.12, seed=0) | more
 
@@ -364,25 +371,19 @@ def wide(recorded):
     cells = []
     for net in filter(is_there, ("max-100", "wide-100")):
         first = head_cell(net, layers="last", power=0., within=False)
-        tried, best = greedy(recorded, first, rates(4., 16.), rates(2., 32.))
-        cells += tried
-        if best:
-            cells += [best | dict(stage="final", seed=seed) for seed in SEEDS]
+        cells += tuned(recorded, first, rates(4., 16.), rates(2., 32.))
     return cells
 
 
 def two(recorded):
-    "Abadi et al. move CIFAR-100 to CIFAR-10, too, and train two layers: three rates each."
+    "Abadi et al. move CIFAR-100 to CIFAR-10, too, and train two layers: five rates each."
     if not is_there("max-100"):
         return []
     cells = []
     for eps in (2., 4., 8.):
         first = dict(kind_of_run="two", stage="tune", net="max-100", what="two", batch=2048.,
                      steps=100, lr=1., eps=eps, seed=0)
-        tried, best = greedy(recorded, first, rates(.5, 2.), rates(.25, 4.))
-        cells += tried
-        if best:
-            cells += [best | dict(stage="final", seed=seed) for seed in SEEDS]
+        cells += tuned(recorded, first, rates(.5, 2.), rates(.25, 4.))
     return cells
 
 

@@ -9,6 +9,7 @@ import opacus.layers
 import pytest
 import torch
 import torch.nn.functional as F
+from innocents import Table, Two
 from leaks import noise
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -166,26 +167,6 @@ def test_nothing_is_left_behind(layer):
     assert torch.equal(seeded, torch.get_rng_state()) and torch.get_default_dtype() == torch.float32
     assert not model.training and all(p.grad is None for p in model.parameters())
     torch.set_rng_state(state)
-
-
-class Table(nn.Module):
-    "Numbers and a category, by name."
-    def __init__(self):
-        super().__init__()
-        self.kind, self.out = nn.Embedding(4, 3), nn.Linear(8, 3)
-
-    def forward(self, numbers, kind):
-        return self.out(torch.cat([numbers, self.kind(kind)], 1))
-
-
-class Two(nn.Module):
-    "Two inputs, one of them an image."
-    def __init__(self):
-        super().__init__()
-        self.image, self.out = nn.Conv2d(1, 4, 3), nn.Linear(9, 3)
-
-    def forward(self, image, numbers):
-        return self.out(torch.cat([self.image(image).relu().mean((2, 3)), numbers], 1))
 
 
 class Row(NamedTuple):
